@@ -1,0 +1,67 @@
+# `make demo` and `make test` each do the whole set-up from nothing: Python 3.11 and make are enough.
+
+PYTHON ?= python3.11
+VENV := .venv
+STAMP := $(VENV)/.omnicache-setup
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo test test-unit test-engine lint format bench docs lock clean
+
+help:
+	@echo "make setup        .venv with the CPU engine and the tools, from requirements/cpu.txt"
+	@echo "make demo         a tiny model, traced: what the prefix cache does, in under 3 minutes"
+	@echo "make test         lint, unit tests, tests with a real engine"
+	@echo "make test-unit    without an engine, seconds"
+	@echo "make test-engine  with a real engine on the CPU"
+	@echo "make lint         ruff and mypy; make format mends the layout"
+	@echo "make bench        benchmarks/*.py, one JSON object each as the last line"
+	@echo "make docs         the generated parts of the documentation"
+	@echo "make lock         requirements/cpu.txt again; UPGRADE=--upgrade for newer versions"
+	@echo "make clean        everything that make made"
+
+setup: $(STAMP)
+
+$(STAMP): requirements/cpu.txt requirements/install.sh pyproject.toml
+	@requirements/install.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+demo: setup
+	$(BIN)/omnicache demo
+
+test: lint test-unit test-engine
+
+test-unit: setup
+	$(PYTEST) -q tests/unit
+
+test-engine: setup
+	$(PYTEST) -q tests/engine
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	@set -e; for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+
+docs: setup
+	$(BIN)/python docs/generate.py
+
+# Pins that are in cpu.txt already stay, unless UPGRADE=--upgrade. uv writes "==" where the override
+# says "===": put it back (requirements/cpu-overrides.txt has the reason).
+lock: setup
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header $(UPGRADE) \
+		--override requirements/cpu-overrides.txt requirements/cpu.in --output-file requirements/cpu.txt
+	sed -i -E \
+		-e '1i # Pinned by `make lock` from cpu.in and cpu-overrides.txt. Linux, x86-64, Python 3.11.' \
+		-e 's/^(torch|torchvision)==([0-9])/\1===\2/' requirements/cpu.txt
+	@! grep -nE '[a-z]+://' requirements/cpu.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

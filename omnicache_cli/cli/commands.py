@@ -1,0 +1,37 @@
+"""The table of commands: `omnicache --help` and completion read it and import no command.
+
+A new command is one line here and one file with one function beside this one.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    target: str  # "module:function", imported when the command is used
+    summary: str  # its line in `omnicache --help`
+
+
+RUNS_A_COMMAND = frozenset({"trace"})
+"""Commands that take another program's command line behind `--`."""
+
+COMMAND_TO_RUN = "omnicache.command"
+"""Key of that command line, a list of str, in the meta data of click's context."""
+
+COMMANDS: dict[str, CommandEntry] = {
+    "demo": CommandEntry(
+        "omnicache_cli.cli.demo:demo",
+        "Trace a tiny image model and show what the prefix cache did with a repeated prompt.",
+    ),
+    "trace": CommandEntry(
+        "omnicache_cli.cli.trace:trace",
+        "Record what every step of a vLLM engine does to the KV cache.",
+    ),
+    "show": CommandEntry(
+        "omnicache_cli.cli.show:show", "Show a recorded run: its steps, requests and blocks."
+    ),
+    "tiny-model": CommandEntry(
+        "omnicache_cli.cli.tiny_model:tiny_model",
+        "Write a tiny model with random weights that vLLM really loads.",
+    ),
+}

@@ -1,0 +1,120 @@
+"""The entry point, and the only place where an exception becomes an exit code.
+
+Imports next to nothing at load, so that `--version` costs no more than Python itself.
+"""
+
+import errno
+import os
+import sys
+
+from omnicache_cli import __version__
+from omnicache_cli.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    OmnicacheError,
+)
+
+
+def main() -> None:
+    sys.exit(exit_code_of_run())
+
+
+def exit_code_of_run() -> int:
+    """Run the command line in sys.argv; every ending has its exit code."""
+    try:
+        code = _answer_version() if sys.argv[1:] == ["--version"] else _run_app()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader had enough, as in `omnicache ... | head`
+        _drop_stdout()
+        return EXIT_DONE
+    except OmnicacheError as error:
+        _say(str(error))
+        _drop_stdout()
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _report_bug()
+        _say(f"cannot write: {error.strerror}; free some space, or name a file elsewhere")
+        _drop_stdout()
+        return EXIT_BAD_INPUT
+    except Exception:  # Python would exit with 1, which here means "checked, and it differs"
+        return _report_bug()
+    return code
+
+
+def _answer_version() -> int:
+    print(f"omnicache {__version__}")
+    return EXIT_DONE
+
+
+def _run_app() -> int:
+    """The exit code that typer means, or the exception that it turned into a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal without UTF-8 gets \u escapes, no error
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        import typer
+
+        from omnicache_cli.cli.app import run
+
+        run()
+    except SystemExit as stop:
+        hidden = stop.__context__
+        if isinstance(hidden, BrokenPipeError):  # typer would exit with 1
+            raise hidden from None
+        if isinstance(hidden, typer.Abort):  # an answered prompt, or an EOFError of ours
+            raise hidden.__cause__ or KeyboardInterrupt from None
+        if stop.code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt from None
+        return _as_exit_code(stop.code)
+    return EXIT_DONE
+
+
+def _as_exit_code(code: object) -> int:
+    if code is None:
+        return EXIT_DONE
+    if isinstance(code, int):
+        return code
+    raise TypeError(f"exit code {code!r} is not a number")
+
+
+def _report_bug() -> int:
+    import traceback
+
+    traceback.print_exc()
+    _say(
+        f"this is a bug in omnicache {__version__}; "
+        "please report it with the traceback above and the command you typed"
+    )
+    _drop_stdout_if_broken()
+    return EXIT_BUG
+
+
+def _say(message: str) -> None:
+    from omnicache_cli.report.output import note
+
+    note(f"omnicache: {message}")
+
+
+def _drop_stdout_if_broken() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+
+
+def _drop_stdout() -> None:
+    """What stdout still holds goes nowhere, so that Python's last flush cannot fail."""
+    try:
+        target = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(target, sys.stdout.fileno())
+        os.close(target)
+    except (OSError, ValueError, AttributeError):  # no stdout, or not a real file
+        pass

@@ -1,0 +1,20 @@
+"""Options that more than one command has, declared once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omnicache_cli.report.formats import Format
+
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout."),
+]
+OutputFormat = Annotated[
+    Format | None, typer.Option("--format", "-f", help="Default: from the file name, else text.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no hints; errors still show.")
+]

@@ -1,0 +1,31 @@
+"""A progress bar on stderr: only on a terminal, never with --quiet."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def request_progress(total: int, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
+    """Yields what to call for each finished request."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting vLLM", total=total)
+
+        def advance(_: Any) -> None:
+            progress.update(task, description="tracing", advance=1)
+
+        yield advance

@@ -1,0 +1,278 @@
+"""`omnicache trace`: run a workload through a real vLLM engine and record every step."""
+
+import sys
+import time
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omnicache_cli.cli.commands import COMMAND_TO_RUN
+from omnicache_cli.cli.options import Force, OutputFormat, Quiet
+from omnicache_cli.cli.progress import request_progress
+from omnicache_cli.errors import (
+    EXIT_DIFFERS,
+    EXIT_DONE,
+    EXIT_ENGINE_FAILED,
+    EngineFailedError,
+    UsageError,
+)
+from omnicache_cli.report.formats import Format, render
+from omnicache_cli.report.output import deliver, note
+from omnicache_cli.trace.files import is_traced
+from omnicache_cli.trace.workload import Prompt, Workload
+
+if TYPE_CHECKING:
+    from omnicache_cli.trace.summary import Summary
+
+ENGINE_PARAMETERS = (
+    "dtype",
+    "kv_cache_dtype",
+    "block_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_gpu_blocks_override",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "seed",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "enforce_eager",
+    "trust_remote_code",
+)
+"""Options that are engine arguments by the same name."""
+
+OF_A_MODEL = (
+    *("model", "prompt", "prompts", "rounds", "concurrency", "max_tokens", "ignore_eos"),
+    *("engine_process", "engine"),
+    *ENGINE_PARAMETERS,
+)
+"""Options that say nothing to a command behind `--`."""
+
+
+def trace(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Argument(help="A model folder, or a hub id.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="RUN", help="Run folder. Default: run-DATE-TIME."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", metavar="TEXT", help="A prompt; repeatable."),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON lines, - for stdin. Fields: prompt or prompt_token_ids, images, audio, "
+            "cache_salt, lora, max_tokens, arrival_step.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, help="Send the whole workload this often."),
+    ] = 1,
+    concurrency: Annotated[
+        int,
+        typer.Option(min=1, help="Requests at a time, without arrival_step."),
+    ] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of a request.")] = 16,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", help="Always give max-tokens."),
+    ] = False,
+    engine_process: Annotated[
+        bool,
+        typer.Option(
+            "--engine-process", help="Engine core and workers as children, as in a server."
+        ),
+    ] = False,
+    dtype: Annotated[str | None, typer.Option()] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option()] = None,
+    block_size: Annotated[int | None, typer.Option()] = None,
+    max_model_len: Annotated[int | None, typer.Option()] = None,
+    max_num_seqs: Annotated[int | None, typer.Option()] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
+    num_gpu_blocks_override: Annotated[int | None, typer.Option()] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option()] = None,
+    tensor_parallel_size: Annotated[int | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    enable_prefix_caching: Annotated[
+        bool | None,
+        typer.Option("--enable-prefix-caching/--no-enable-prefix-caching"),
+    ] = None,
+    enable_chunked_prefill: Annotated[
+        bool | None,
+        typer.Option("--enable-chunked-prefill/--no-enable-chunked-prefill"),
+    ] = None,
+    enforce_eager: Annotated[
+        bool | None,
+        typer.Option("--enforce-eager/--no-enforce-eager"),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool | None,
+        typer.Option("--trust-remote-code", help="Run code that the model brings."),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine",
+            metavar="KEY=VALUE",
+            help="Any other engine argument; repeatable.",
+        ),
+    ] = None,
+    with_token_ids: Annotated[
+        bool, typer.Option("--with-token-ids", help="Record the prompts' token ids too.")
+    ] = False,
+    format: OutputFormat = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Record what every step of a vLLM engine does to the KV cache.
+
+    With MODEL the prompts are sent to an engine of our own: one request follows the other, or
+    --concurrency N at a time, or each at its arrival_step. Sampling is greedy. Behind -- any
+    command may stand that ends in a vLLM engine: a server, a benchmark, your own script.
+
+    Example: omnicache trace tiny --prompt "The cache remembers" --rounds 2 -o run
+
+    Example: omnicache trace -o run -- vllm serve tiny --port 8000
+    """
+    folder = run or Path(time.strftime("run-%Y%m%d-%H%M%S"))
+    command = context.meta.get(COMMAND_TO_RUN)
+    if command is not None:
+        code = _trace_command(context, command, folder, force, with_token_ids)
+        if not is_traced(folder):
+            raise typer.Exit(_say_untraced(folder, code))
+        summary = report_run(folder, format, to_stderr=True)
+    else:
+        code = EXIT_DONE
+        _trace_model(context, folder)
+        summary = report_run(folder, format)
+    if not quiet:
+        hint = " --check" if summary.broken_invariants else ""
+        note(f"next: omnicache show {quote(str(folder))}{hint}")
+    if code == EXIT_DONE:
+        if summary.dropped_records or not summary.num_steps:
+            code = EXIT_ENGINE_FAILED
+        elif summary.broken_invariants:
+            code = EXIT_DIFFERS
+    if code != EXIT_DONE:
+        raise typer.Exit(code)
+
+
+def _trace_model(context: typer.Context, folder: Path) -> None:
+    """Send the workload to an engine of our own."""
+    from omnicache_cli.engine import launch
+    from omnicache_cli.engine.tracing import trace_workload
+
+    given = context.params
+    if given["model"] is None:
+        raise UsageError(
+            "nothing to trace; name a model folder, or a command behind --: "
+            "omnicache trace -o RUN -- python serve.py"
+        )
+    sent = read_workload(given["prompt"] or [], given["prompts"])
+    args = {name: given[name] for name in ENGINE_PARAMETERS if given[name] is not None}
+    for pair in given["engine"] or []:
+        key, separator, value = pair.partition("=")
+        name = key.strip().replace("-", "_")
+        if not separator or not name:
+            raise UsageError(f"--engine {pair!r} is not KEY=VALUE; write --engine seed=1")
+        if name in args:
+            raise UsageError(f"engine argument {name} is given twice; give it once")
+        args[name] = launch.parse_engine_value(value)
+    options = launch.EngineOptions(
+        launch.check_model(given["model"]), args, given["engine_process"]
+    )
+    workload = Workload(
+        sent, given["rounds"], given["concurrency"], given["max_tokens"], given["ignore_eos"]
+    )
+    with request_progress(workload.num_requests, quiet=given["quiet"]) as advance:
+        notes = trace_workload(
+            options,
+            workload,
+            folder,
+            force=given["force"],
+            token_ids=given["with_token_ids"],
+            on_finished=advance,
+        )
+    if not given["quiet"]:
+        for line in notes:
+            note(line)
+
+
+def _trace_command(
+    context: typer.Context, command: list[str], folder: Path, force: bool, token_ids: bool
+) -> int:
+    """Run the command behind `--`; its exit code."""
+    from omnicache_cli.engine.command import trace_command
+
+    for name in OF_A_MODEL:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            shown = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{shown} cannot be combined with a command; leave it out")
+    if not command:
+        raise UsageError("no command behind --; write: omnicache trace -o RUN -- python serve.py")
+    return trace_command(command, folder, force=force, token_ids=token_ids)
+
+
+def _say_untraced(folder: Path, code: int) -> int:
+    """No vLLM process wrote a record: the command's own exit code, or that of a failed engine."""
+    if code == EXIT_DONE:
+        raise EngineFailedError(
+            f"no process wrote a trace into {folder}; the command must start a vLLM engine, and "
+            "omnicache-cli must be installed beside that vLLM (VLLM_PLUGINS must not leave it out)"
+        )
+    note(f"no process wrote a trace into {folder}; the command ended with exit code {code}")
+    return code
+
+
+def report_run(folder: Path, format: Format | None, *, to_stderr: bool = False) -> "Summary":
+    """Read the run back, check its invariants, and print its totals.
+
+    stdout belongs to a command that was run: then the totals go to stderr.
+    """
+    from omnicache_cli.trace.invariants import InvariantChecker
+    from omnicache_cli.trace.run import Run
+    from omnicache_cli.trace.summary import summarize
+    from omnicache_cli.trace.views.totals import summary_report
+
+    run = Run(folder)
+    summary = summarize(run, checker=InvariantChecker())
+    text = render(summary_report(run, summary, "trace"), format, None)
+    if to_stderr:
+        for line in text.splitlines():
+            note(line)
+    else:
+        deliver(text, None)
+    return summary
+
+
+def read_workload(texts: list[str], prompts: str | None) -> tuple[Prompt, ...]:
+    """The prompts of --prompt and --prompts. UsageError: there are none."""
+    from omnicache_cli.errors import BadInputError
+    from omnicache_cli.trace.workload import read_prompts
+
+    workload = [Prompt(text, None) for text in texts]
+    if "" in texts:
+        raise UsageError("a --prompt is empty; vLLM needs at least one token")
+    if prompts == "-":
+        workload += read_prompts(sys.stdin.buffer, name="stdin", folder=Path())
+    elif prompts is not None:
+        path = Path(prompts)
+        try:
+            with path.open("rb") as lines:
+                workload += read_prompts(lines, name=prompts, folder=path.parent)
+        except OSError as error:
+            raise BadInputError(
+                f"cannot read {prompts}: {error.strerror or error}; name a JSON-lines file"
+            ) from error
+    if not workload:
+        what = "--prompts names no prompt" if prompts else "no prompt"
+        raise UsageError(f'{what}; give --prompt "TEXT" or --prompts FILE.jsonl')
+    return tuple(workload)

@@ -1,0 +1,285 @@
+"""Starts a vLLM engine and sends it a workload. Knows nothing of tracing: see `tracing`.
+
+The engine is vLLM's own LLMEngine. In the in-process layout the scheduler and the worker live in
+this process, so one call of `step` is one engine step and arrivals can be exact; in the
+engine-process layout the engine core and its workers are children, as behind an API server.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnicache_cli.errors import BadInputError, EngineFailedError, EngineMissingError, UsageError
+from omnicache_cli.trace.manifest import request_name
+from omnicache_cli.trace.workload import Lora, Prompt, Workload
+
+DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
+"""KV cache on a CPU when nothing is asked for: vLLM's own default is 92% of the memory."""
+
+_MEMORY_ARGS = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine is started with."""
+
+    model: str
+    args: Mapping[str, Any]  # further EngineArgs fields by vLLM's names
+    engine_process: bool = False  # engine core and workers in children
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One finished request."""
+
+    request_id: str  # external
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    token_ids: tuple[int, ...]
+
+
+def prepare_environment(*, engine_process: bool, quiet_engine: bool = True) -> None:
+    """Set what vLLM reads when it is imported; what the user has set stays."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if engine_process else "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    if quiet_engine:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+
+
+def check_engine_args(options: EngineOptions) -> None:
+    """UsageError: an argument this vLLM does not know, with the nearest that it does."""
+    known = {field.name for field in dataclasses.fields(_engine_args_class())}
+    for name in options.args:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
+            raise UsageError(f"vLLM has no engine argument {name!r}; {hint}")
+
+
+def check_model(model: str) -> str:
+    """A folder with a config.json, or a hub id. BadInputError: it looks like a path, not there."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BadInputError(f"{path} holds no config.json; name the folder of a model")
+        return str(path)
+    looks_like_path = model.startswith((".", "~", "/")) or model.count("/") != 1
+    if path.exists() or looks_like_path:
+        raise BadInputError(
+            f"no model folder {model}; make a tiny one: omnicache tiny-model text tiny"
+        )
+    return model
+
+
+class Engine:
+    """One running engine of this process. Use as a context manager: it leaves no child behind."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """EngineMissingError: vLLM is not installed. EngineFailedError: it does not start."""
+        engine_args = _engine_args_class()
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.options = options
+        self.notes: list[str] = []
+        self._loras: dict[Lora, Any] = {}
+        args = {"use_tqdm_on_load": False, **options.args}
+        memory_is_set = "VLLM_CPU_KVCACHE_SPACE" in os.environ or not _MEMORY_ARGS.isdisjoint(args)
+        if current_platform.is_cpu() and not memory_is_set:
+            args["kv_cache_memory_bytes"] = DEFAULT_CPU_KV_CACHE_BYTES
+            if args.get("num_gpu_blocks_override") is None:
+                self.notes.append(
+                    "CPU: KV cache of 1 GiB; change it with --engine kv_cache_memory_bytes=BYTES"
+                )
+        try:
+            self._engine = LLMEngine.from_engine_args(engine_args(model=options.model, **args))
+        except Exception as error:
+            raise EngineFailedError(f"vLLM did not start: {first_line(error)}") from error
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the engine and its processes. Harmless when called again."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with contextlib.suppress(Exception):
+                engine.engine_core.shutdown()
+
+    def run(
+        self, workload: Workload, on_finished: Callable[[Outcome], None] | None = None
+    ) -> list[Outcome]:
+        """Send every prompt in every round; outcomes in finishing order. Sampling is greedy.
+
+        Prompts with an arrival_step arrive before that step of their round, or as soon as the
+        engine is idle; the others as soon as fewer than `concurrency` run.
+        """
+        if workload.has_arrivals and self.options.engine_process:
+            raise UsageError(
+                "arrival_step needs the in-process layout: an engine in its own process steps on "
+                "its own; leave out --engine-process"
+            )
+        outcomes = []
+        for number in range(workload.num_rounds):
+            for outcome in self._round(workload, number):
+                outcomes.append(outcome)
+                if on_finished is not None:
+                    on_finished(outcome)
+        return outcomes
+
+    def metrics(self) -> list[Any]:
+        """vLLM's own metrics of this process; empty when its statistics are off."""
+        return list(self._engine.get_metrics()) if self._engine.log_stats else []
+
+    def _round(self, workload: Workload, number: int) -> Iterator[Outcome]:
+        waiting = deque(enumerate(workload.prompts))
+        if workload.has_arrivals:
+            waiting = deque(sorted(waiting, key=lambda one: one[1].arrival_step or 0))
+        step = 0
+        running = 0
+        while waiting or running:
+            while waiting:
+                index, prompt = waiting[0]
+                if workload.has_arrivals:
+                    if running and (prompt.arrival_step or 0) > step:
+                        break
+                elif running >= workload.concurrency:
+                    break
+                waiting.popleft()
+                self._add(request_name(index, number, workload.num_rounds), prompt, workload)
+                running += 1
+            for outcome in self._step():
+                running -= 1
+                yield outcome
+            step += 1
+
+    def _add(self, name: str, prompt: Prompt, workload: Workload) -> None:
+        from vllm.renderers.inputs.preprocess import parse_model_prompt
+        from vllm.sampling_params import SamplingParams
+
+        engine = self._engine
+        request: dict[str, Any] = (
+            {"prompt": prompt.text}
+            if prompt.token_ids is None
+            else {"prompt_token_ids": prompt.token_ids}
+        )
+        media = {"image": [_image(one) for one in prompt.images]} if prompt.images else {}
+        if prompt.audio:
+            media["audio"] = [_audio(one) for one in prompt.audio]
+        if media:
+            request["multi_modal_data"] = media
+        if prompt.cache_salt is not None:
+            request["cache_salt"] = prompt.cache_salt
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=prompt.max_tokens or workload.max_tokens,
+            ignore_eos=workload.ignore_eos,
+        )
+        try:
+            parsed = parse_model_prompt(engine.model_config, request)
+            (rendered,) = engine.renderer.render_cmpl([parsed])
+            engine.add_request(name, rendered, params, lora_request=self._lora(prompt.lora))
+        except Exception as error:
+            raise BadInputError(f"vLLM refuses request {name}: {first_line(error)}") from error
+
+    def _step(self) -> Iterator[Outcome]:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            raise EngineFailedError(f"the engine failed in a step: {first_line(error)}") from error
+        for output in outputs:
+            if output.finished:
+                yield Outcome(
+                    output.request_id,
+                    len(output.prompt_token_ids or ()),
+                    int(output.num_cached_tokens or 0),
+                    tuple(output.outputs[0].token_ids),
+                )
+
+    def _lora(self, lora: Lora | None) -> Any:
+        if lora is None:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        if lora not in self._loras:
+            self._loras[lora] = LoRARequest(lora.name or lora.path, len(self._loras) + 1, lora.path)
+        return self._loras[lora]
+
+
+def parse_engine_value(text: str) -> Any:
+    """The VALUE of --engine KEY=VALUE: JSON where it is JSON, else a string."""
+    try:
+        return msgspec.json.decode(text.encode())
+    except msgspec.DecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def vllm_version() -> str | None:
+    """Version of the vLLM that is loaded in this process."""
+    version = getattr(sys.modules.get("vllm"), "__version__", None)
+    return None if version is None else str(version)
+
+
+def _engine_args_class() -> Any:
+    try:
+        from vllm.engine.arg_utils import EngineArgs
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise EngineMissingError(
+            "vLLM is not installed; pip install 'omnicache-cli[cuda]', or for a CPU see the "
+            "README's installation"
+        ) from error
+    except ImportError as error:
+        raise EngineMissingError(
+            f"vLLM does not import: {first_line(error)}; mend its installation, see the README"
+        ) from error
+    return EngineArgs
+
+
+def _image(path: Path) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise BadInputError(f"cannot read the image {path}: {first_line(error)}") from error
+
+
+def _audio(path: Path) -> Any:
+    """(samples, sampling rate in Hz), mono."""
+    import soundfile
+
+    try:
+        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (OSError, RuntimeError) as error:
+        raise BadInputError(f"cannot read the audio {path}: {first_line(error)}") from error
+    return samples.mean(axis=1), rate
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says something; of a pydantic error its first message."""
+    text = str(error)
+    if hasattr(error, "errors"):  # pydantic counts its errors in the first line
+        with contextlib.suppress(Exception):
+            text = error.errors()[0]["msg"]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

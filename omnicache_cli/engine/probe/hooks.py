@@ -1,0 +1,451 @@
+"""The wrappers around vLLM's methods: which method, and what the probe does around it.
+
+Each wrapper calls vLLM's method exactly once with its own arguments and returns what it
+returned. Everything of ours runs guarded: an error is counted and vLLM goes on.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from omnicache_cli.engine.probe import recorder as recording
+from omnicache_cli.engine.probe.runner import RunnerProbe
+from omnicache_cli.engine.probe.scheduler import SchedulerProbe
+
+PROBE_ATTRIBUTE = "_omnicache_probe"
+"""Where a traced vLLM object keeps its probe."""
+
+Method = Callable[..., Any]
+Wrap = Callable[[Method], Method]
+
+
+def probe_of(traced: Any) -> Any:
+    return traced.__dict__.get(PROBE_ATTRIBUTE)
+
+
+class guarded:
+    """Our own code inside vLLM: its time is counted, its errors are counted and swallowed."""
+
+    __slots__ = ("_hook", "_recorder", "_started")
+
+    def __init__(self, recorder: recording.Recorder, hook: str) -> None:
+        self._recorder = recorder
+        self._hook = hook
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter_ns()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self._recorder.probe_ns += time.perf_counter_ns() - self._started
+        if error is not None and isinstance(error, Exception):
+            self._recorder.note_error(self._hook, error)
+            return True
+        return False
+
+
+# -- scheduler ------------------------------------------------------------------------------------
+
+
+def scheduler_init(original: Method) -> Method:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        recorder = recording.current()
+        if recorder is None or probe_of(self) is not None:
+            return
+        with guarded(recorder, "Scheduler.__init__"):
+            cover(type(self), "Scheduler", SCHEDULER_METHODS)
+            probe = SchedulerProbe(recorder, self)
+            manager = self.kv_cache_manager
+            for traced in (manager.block_pool, manager, self):
+                setattr(traced, PROBE_ATTRIBUTE, probe)
+
+    return __init__
+
+
+def schedule(original: Method) -> Method:
+    @functools.wraps(original)
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is None or probe.busy:
+            return original(self, *args, **kwargs)
+        probe.busy = True
+        started = time.perf_counter_ns()
+        try:
+            output = original(self, *args, **kwargs)
+        finally:
+            probe.busy = False
+        ended = time.perf_counter_ns()
+        with guarded(probe.recorder, "Scheduler.schedule"):
+            probe.step(output, started, ended)
+        return output
+
+    return schedule
+
+
+def flush_after(original: Method) -> Method:
+    """Around methods that finish, abort or reset between steps."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None and not probe.busy:
+            with guarded(probe.recorder, f"Scheduler.{original.__name__}"):
+                probe.flush()
+        return result
+
+    return method
+
+
+def add_request(original: Method) -> Method:
+    @functools.wraps(original)
+    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, request, *args, **kwargs)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None:
+            with guarded(probe.recorder, "Scheduler.add_request"):
+                probe.add_request(request)
+        return result
+
+    return add_request
+
+
+def preempt_request(original: Method) -> Method:
+    @functools.wraps(original)
+    def _preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None:
+            with guarded(probe.recorder, "Scheduler._preempt_request"):
+                probe.preempt(request)
+        return original(self, request, *args, **kwargs)
+
+    return _preempt_request
+
+
+def free_request(original: Method) -> Method:
+    @functools.wraps(original)
+    def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is None:
+            return original(self, request, *args, **kwargs)
+        with guarded(probe.recorder, "Scheduler._free_request"):
+            probe.finish(request)
+        result = original(self, request, *args, **kwargs)
+        with guarded(probe.recorder, "Scheduler._free_request"):
+            probe.forget(request)
+        return result
+
+    return _free_request
+
+
+# -- KV cache manager and block pool --------------------------------------------------------------
+
+
+def for_request(original: Method) -> Method:
+    """Around methods whose pool events belong to the request in their first argument."""
+
+    @functools.wraps(original)
+    def method(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is None:
+            return original(self, request, *args, **kwargs)
+        probe.request = request
+        try:
+            return original(self, request, *args, **kwargs)
+        finally:
+            probe.request = None
+
+    return method
+
+
+def record_prefix_cache_stats(original: Method) -> Method:
+    @functools.wraps(original)
+    def record_prefix_cache_stats(self: Any, request: Any, num_hits: int) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None:
+            with guarded(probe.recorder, "KVCacheManager.record_prefix_cache_stats"):
+                asked = self.prefix_cache_lookup_enabled(request)
+                probe.lookup(request, request.num_tokens if asked else 0, num_hits)
+        return original(self, request, num_hits)
+
+    return record_prefix_cache_stats
+
+
+def get_new_blocks(original: Method) -> Method:
+    @functools.wraps(original)
+    def get_new_blocks(self: Any, num_blocks: int) -> Any:
+        blocks = original(self, num_blocks)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None:
+            with guarded(probe.recorder, "BlockPool.get_new_blocks"):
+                probe.allocate(blocks)
+        return blocks
+
+    return get_new_blocks
+
+
+def maybe_evict_cached_block(original: Method) -> Method:
+    @functools.wraps(original)
+    def _maybe_evict_cached_block(self: Any, block: Any) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is None or (
+            block.block_hash is None and block.block_id not in self.cached_block_hashes_by_block
+        ):
+            return original(self, block)
+        hashes: list[bytes] = []
+        with guarded(probe.recorder, "BlockPool._maybe_evict_cached_block"):
+            if block.block_hash is not None:
+                hashes.append(block.block_hash)
+            hashes += self.cached_block_hashes_by_block.get(block.block_id, ())
+        evicted = original(self, block)
+        if evicted:
+            with guarded(probe.recorder, "BlockPool._maybe_evict_cached_block"):
+                probe.evict(block.block_id, hashes)
+        return evicted
+
+    return _maybe_evict_cached_block
+
+
+def cache_full_blocks(original: Method) -> Method:
+    @functools.wraps(original)
+    def cache_full_blocks(
+        self: Any,
+        request: Any,
+        blocks: list[Any],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> Any:
+        result = original(
+            self,
+            request,
+            blocks,
+            num_cached_blocks,
+            num_full_blocks,
+            block_size,
+            kv_cache_group_id,
+            block_mask,
+        )
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None and num_cached_blocks < num_full_blocks:
+            with guarded(probe.recorder, "BlockPool.cache_full_blocks"):
+                probe.cache(
+                    request,
+                    blocks,
+                    num_cached_blocks,
+                    num_full_blocks,
+                    kv_cache_group_id,
+                    block_mask,
+                )
+        return result
+
+    return cache_full_blocks
+
+
+def cache_partial_block(original: Method) -> Method:
+    @functools.wraps(original)
+    def cache_partial_block(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None and result is not None:
+            with guarded(probe.recorder, "BlockPool.cache_partial_block"):
+                names = ("request", "block", "num_tokens", "kv_cache_group_id")
+                given = dict(zip(names, args, strict=False)) | kwargs
+                probe.cache_partial(*(given[name] for name in names))
+        return result
+
+    return cache_partial_block
+
+
+def move_block_hashes(original: Method) -> Method:
+    @functools.wraps(original)
+    def move_block_hashes(self: Any, src_block: Any, dst_block: Any) -> Any:
+        result = original(self, src_block, dst_block)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None:
+            with guarded(probe.recorder, "BlockPool.move_block_hashes"):
+                probe.move_hashes(src_block.block_id, dst_block.block_id)
+        return result
+
+    return move_block_hashes
+
+
+def free_blocks(original: Method) -> Method:
+    @functools.wraps(original)
+    def free_blocks(self: Any, ordered_blocks: Iterable[Any]) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is None:
+            return original(self, ordered_blocks)
+        blocks = list(ordered_blocks)  # may be an iterator, which only one of us can read
+        result = original(self, blocks)
+        with guarded(probe.recorder, "BlockPool.free_blocks"):
+            probe.free(blocks)
+        return result
+
+    return free_blocks
+
+
+def pool_reset(original: Method) -> Method:
+    @functools.wraps(original)
+    def reset_prefix_cache(self: Any) -> Any:
+        successful = original(self)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None:
+            with guarded(probe.recorder, "BlockPool.reset_prefix_cache"):
+                probe.reset(successful=bool(successful))
+        return successful
+
+    return reset_prefix_cache
+
+
+# -- model runner ---------------------------------------------------------------------------------
+
+
+def runner_init(original: Method) -> Method:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        recorder = recording.current()
+        if recorder is None or probe_of(self) is not None:
+            return
+        with guarded(recorder, "GPUModelRunner.__init__"):
+            cover(type(self), "GPUModelRunner", RUNNER_METHODS)
+            setattr(self, PROBE_ATTRIBUTE, RunnerProbe(recorder, self))
+
+    return __init__
+
+
+def execute_model(original: Method) -> Method:
+    @functools.wraps(original)
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: RunnerProbe | None = probe_of(self)
+        if probe is None or probe.busy:
+            return original(self, scheduler_output, *args, **kwargs)
+        with guarded(probe.recorder, "GPUModelRunner.execute_model"):
+            probe.begin(scheduler_output, time.perf_counter_ns())
+        probe.busy = True
+        try:
+            result = original(self, scheduler_output, *args, **kwargs)
+        finally:
+            probe.busy = False
+        with guarded(probe.recorder, "GPUModelRunner.execute_model"):
+            probe.execute_done(sampled_later=result is None)
+        return result
+
+    return execute_model
+
+
+def model_forward(original: Method) -> Method:
+    @functools.wraps(original)
+    def _model_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: RunnerProbe | None = probe_of(self)
+        if (
+            probe is None or not probe.busy or probe.forwarding
+        ):  # not busy: a dummy or profiling run
+            return original(self, *args, **kwargs)
+        probe.forwarding = True
+        with guarded(probe.recorder, "GPUModelRunner._model_forward"):
+            from vllm.forward_context import get_forward_context
+
+            probe.forward(get_forward_context(), time.perf_counter_ns())
+        started = time.perf_counter_ns()
+        try:
+            output = original(self, *args, **kwargs)
+        finally:
+            probe.forwarding = False
+        ended = time.perf_counter_ns()
+        with guarded(probe.recorder, "GPUModelRunner._model_forward"):
+            probe.forward_done(ended - started)
+        return output
+
+    return _model_forward
+
+
+def sample_tokens(original: Method) -> Method:
+    @functools.wraps(original)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: RunnerProbe | None = probe_of(self)
+        if probe is None or probe.busy:
+            return original(self, *args, **kwargs)
+        probe.busy = True
+        started = time.perf_counter_ns()
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            probe.busy = False
+        ended = time.perf_counter_ns()
+        with guarded(probe.recorder, "GPUModelRunner.sample_tokens"):
+            probe.sample_done(ended - started)
+        return result
+
+    return sample_tokens
+
+
+SCHEDULER_METHODS: dict[str, Wrap] = {
+    "schedule": schedule,
+    "add_request": add_request,
+    "update_from_output": flush_after,
+    "finish_requests": flush_after,
+    "reset_prefix_cache": flush_after,
+    "_preempt_request": preempt_request,
+    "_free_request": free_request,
+}
+RUNNER_METHODS: dict[str, Wrap] = {
+    "execute_model": execute_model,
+    "_model_forward": model_forward,
+    "sample_tokens": sample_tokens,
+}
+HOOKS: dict[str, dict[str, dict[str, Wrap]]] = {
+    "vllm.v1.core.sched.scheduler": {
+        "Scheduler": {"__init__": scheduler_init, **SCHEDULER_METHODS},
+    },
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager": {
+            "allocate_slots": for_request,
+            "free": for_request,
+            "record_prefix_cache_stats": record_prefix_cache_stats,
+        },
+    },
+    "vllm.v1.core.block_pool": {
+        "BlockPool": {
+            "get_new_blocks": get_new_blocks,
+            "_maybe_evict_cached_block": maybe_evict_cached_block,
+            "cache_full_blocks": cache_full_blocks,
+            "cache_partial_block": cache_partial_block,
+            "move_block_hashes": move_block_hashes,
+            "free_blocks": free_blocks,
+            "reset_prefix_cache": pool_reset,
+        },
+    },
+    "vllm.v1.worker.gpu_model_runner": {
+        "GPUModelRunner": {"__init__": runner_init, **RUNNER_METHODS},
+    },
+}
+"""vLLM module -> class -> method -> wrapper: every place where the probe touches vLLM."""
+
+
+def wrap(owner: type, name: str, make: Wrap) -> None:
+    """Replace a method that `owner` itself defines; harmless when done again."""
+    original = owner.__dict__[name]
+    if not hasattr(original, "__omnicache__"):
+        wrapper = make(original)
+        wrapper.__omnicache__ = True  # type: ignore[attr-defined]
+        setattr(owner, name, wrapper)
+
+
+def cover(cls: type, base: str, methods: dict[str, Wrap]) -> None:
+    """Wrap the overrides of subclasses too: they need not call the method they override.
+
+    `base` is the class that is wrapped already; where an override does call it, the probe counts
+    the outer call only.
+    """
+    for owner in cls.__mro__:
+        if owner.__name__ == base:
+            return
+        for name, make in methods.items():
+            if name in owner.__dict__:
+                wrap(owner, name, make)

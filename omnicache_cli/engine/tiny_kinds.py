@@ -1,0 +1,9 @@
+"""The kinds of tiny model there are; a table that costs nothing to import.
+
+It does not know how one is built: that is `tiny_models`, which has one file per kind.
+"""
+
+TINY_MODEL_KINDS: dict[str, str] = {
+    "text": "Qwen3, text only: for prefix-cache tests that need nothing but a prompt.",
+    "image": "Qwen2.5-VL, text and images: for multimodal prefix hits with a real PNG.",
+}

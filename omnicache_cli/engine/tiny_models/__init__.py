@@ -1,0 +1,42 @@
+"""Builds tiny models with random weights that vLLM really loads: one function, one table.
+
+A builder returns the files of a model as bytes and touches no disk; `folder` puts them there.
+Neither knows an engine: torch and transformers are imported inside the builders.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from omnicache_cli.engine.tiny_kinds import TINY_MODEL_KINDS
+from omnicache_cli.engine.tiny_models.folder import check_folder, write_folder
+from omnicache_cli.engine.tiny_models.image import image_model_files
+from omnicache_cli.engine.tiny_models.text import text_model_files
+from omnicache_cli.errors import EngineMissingError, UsageError
+
+ModelFiles = dict[str, bytes]  # file name -> content
+
+BUILDERS: dict[str, Callable[[], ModelFiles]] = {
+    "text": text_model_files,
+    "image": image_model_files,
+}
+
+
+def build_tiny_model(kind: str, directory: Path, *, force: bool = False) -> None:
+    """Put the tiny model of `kind` into `directory`; the same bytes every time.
+
+    All or nothing: after a failure the folder is what it was. With `force` a folder that an
+    earlier call built is replaced, any other that holds files is refused even so.
+    """
+    if kind not in BUILDERS:
+        known = ", ".join(TINY_MODEL_KINDS)
+        raise UsageError(f"there is no tiny model kind {kind!r}; choose one of: {known}")
+    check_folder(directory, force=force)
+    try:
+        files = BUILDERS[kind]()
+    except ImportError as error:
+        reason = str(error).partition("\n")[0]
+        raise EngineMissingError(
+            f"cannot build the tiny {kind} model without torch and transformers: {reason}; "
+            "vLLM brings both: pip install 'omnicache-cli[cuda]', or for a CPU see README.md"
+        ) from error
+    write_folder(files, directory, kind=kind, force=force)

@@ -1,0 +1,107 @@
+"""Records a workload on an engine of our own into a run folder."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnicache_cli import __version__
+from omnicache_cli.engine.environment import tracing_variables
+from omnicache_cli.engine.launch import (
+    Engine,
+    EngineOptions,
+    Outcome,
+    check_engine_args,
+    prepare_environment,
+    vllm_version,
+)
+from omnicache_cli.engine.plugin import ENVIRONMENT_VARIABLE
+from omnicache_cli.trace.folder import prepare_folder, write_manifest
+from omnicache_cli.trace.manifest import Manifest
+from omnicache_cli.trace.records import SCHEMA_VERSION
+from omnicache_cli.trace.workload import Workload
+
+
+@contextmanager
+def tracing(folder: Path, *, token_ids: bool = False) -> Iterator[None]:
+    """Trace this process, and the vLLM processes it starts, while the block runs.
+
+    Enter it before the engine is made. Children end their files when they leave.
+    """
+    from omnicache_cli.engine.probe import install, recorder
+
+    variables = tracing_variables(folder, os.environ, token_ids=token_ids)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    install.install(variables[ENVIRONMENT_VARIABLE])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        recorder.end()
+
+
+def trace_workload(
+    options: EngineOptions,
+    workload: Workload,
+    folder: Path,
+    *,
+    force: bool = False,
+    token_ids: bool = False,
+    on_finished: Callable[[Outcome], None] | None = None,
+) -> list[str]:
+    """Record a workload into `folder`. Returns what the user should know about the settings.
+
+    The folder is made only when the engine's arguments have been accepted; its manifest says
+    whether the run ended in order.
+    """
+    prepare_environment(engine_process=options.engine_process)
+    check_engine_args(options)
+    args = {**_lora_args(workload), **options.args}
+    options = dataclasses.replace(options, args=args)
+    prepare_folder(folder, force=force)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        tool_version=__version__,
+        vllm_version=vllm_version(),
+        created_unix_ns=time.time_ns(),
+        model=options.model,
+        layout="engine-process" if options.engine_process else "in-process",
+        num_prompts=len(workload.prompts),
+        num_rounds=workload.num_rounds,
+        concurrency=workload.concurrency,
+        max_tokens=workload.max_tokens,
+        engine_args=args,
+    )
+    write_manifest(folder, manifest)
+    try:
+        with tracing(folder, token_ids=token_ids), Engine(options) as engine:
+            engine.run(workload, on_finished)
+            notes = engine.notes
+    except BaseException as error:
+        _finish_manifest(folder, manifest, error=type(error).__name__)
+        raise
+    _finish_manifest(folder, manifest, finished=True)
+    return notes
+
+
+def _finish_manifest(folder: Path, manifest: Manifest, **changes: Any) -> None:
+    # The folder may be gone, or the disk full: the report says what was lost.
+    with contextlib.suppress(OSError):
+        write_manifest(folder, msgspec.structs.replace(manifest, **changes))
+
+
+def _lora_args(workload: Workload) -> dict[str, Any]:
+    """Engine arguments that prompts with LoRA adapters need."""
+    adapters = {prompt.lora for prompt in workload.prompts if prompt.lora is not None}
+    return {"enable_lora": True, "max_loras": len(adapters)} if adapters else {}

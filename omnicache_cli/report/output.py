@@ -1,0 +1,112 @@
+"""Where results and talk go: results to stdout or, whole or not at all, to a file; talk to stderr.
+
+Does not know what it writes. A reader that went away (a closed pipe) is not handled here but in
+`cli/main.py`, which ends the program quietly.
+"""
+
+import contextlib
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+from omnicache_cli.errors import RefusedOutputError
+from omnicache_cli.report.layout import escaped
+
+
+def note(message: str) -> None:
+    """One line of progress, warning or next step on stderr; never part of the result.
+
+    Talk must not stop work: a closed or full stderr is ignored.
+    """
+    if sys.stderr is None:  # started with a closed stderr
+        return
+    with contextlib.suppress(OSError):
+        print(escaped(message), file=sys.stderr, flush=True)
+
+
+def check_output(path: Path | None, *, force: bool) -> None:
+    """Refuse a file name that `deliver` could not write. Call it before the slow work."""
+    if path is None:
+        return
+    mode = None
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise RefusedOutputError(
+                f"{path} is a link to a file that does not exist; remove it or name another file"
+            ) from None
+    except OSError as error:
+        raise RefusedOutputError(
+            f"cannot write {path}: {error.strerror}; name another file"
+        ) from error
+    if mode is None:
+        _check_folder(path.absolute().parent, path)
+    elif stat.S_ISDIR(mode):
+        raise RefusedOutputError(f"{path} is a folder; name a file in it")
+    elif not stat.S_ISREG(mode):
+        raise RefusedOutputError(f"{path} is not a regular file; leave out -o and redirect stdout")
+    elif not force:
+        raise RefusedOutputError(f"{path} exists; pass --force to replace it")
+    else:
+        _check_folder(_target(path).parent, path)
+
+
+def deliver(text: str, path: Path | None, *, quiet: bool = False) -> None:
+    """Write the result to stdout, or replace the file atomically with one only its owner reads."""
+    if path is None:
+        _write_stdout(text)
+        return
+    try:
+        _replace(_target(path), text)
+    except OSError as error:
+        raise RefusedOutputError(
+            f"cannot write {path}: {error.strerror or error}; name another file, or free some space"
+        ) from error
+    if not quiet:
+        note(f"wrote {path}")
+
+
+def _check_folder(folder: Path, path: Path) -> None:
+    if not folder.is_dir():
+        raise RefusedOutputError(f"cannot write {path}: no folder {folder}; create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RefusedOutputError(
+            f"cannot write {path}: no permission in {folder}; name a file in a writable folder"
+        )
+
+
+def _target(path: Path) -> Path:
+    """The file itself where `path` is a link to it: a link stays a link."""
+    return Path(os.path.realpath(path))
+
+
+def _write_stdout(text: str) -> None:
+    if sys.stdout is None:
+        raise RefusedOutputError("stdout is closed; name a file with -o")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RefusedOutputError(
+            f"cannot write the result to stdout: {error.strerror}; name a file with -o"
+        ) from error
+
+
+def _replace(target: Path, text: str) -> None:
+    """The old file stays whole until the new one is on the disk."""
+    handle, temporary = tempfile.mkstemp(prefix=".omnicache-", dir=target.parent)  # mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

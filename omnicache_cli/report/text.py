@@ -1,0 +1,136 @@
+"""A Report as plain text: aligned columns, at most WIDTH terminal columns, no colour."""
+
+from collections.abc import Sequence
+
+from omnicache_cli.report.layout import display_width, escaped, longest_piece, wrapped
+from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+
+WIDTH = 100
+GAP = "  "
+# A column is not made narrower than this to let the others breathe; below it, rows are written
+# one value per line instead.
+NARROWEST_TEXT = 10
+
+
+def as_text(report: Report) -> str:
+    parts = [_wrapped_line(report.title)]
+    for number, section in enumerate(report.sections):
+        if number or section.title:
+            parts.append([""])
+        if section.title:
+            parts.append(_wrapped_line(section.title))
+        parts.append(_body(section))
+    return "".join(f"{line}\n" for part in parts for line in part)
+
+
+def text_of(cell: Cell) -> str:
+    """One value as a reader sees it."""
+    match cell:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if cell else "no"
+        case float():
+            return f"{cell:.0f}" if 1e6 <= abs(cell) < 1e15 else f"{cell:.6g}"
+        case _:
+            return escaped(str(cell))
+
+
+def _body(section: Section) -> list[str]:
+    match section:
+        case Table():
+            return _table(section)
+        case Facts():
+            return _facts([(name, text_of(value)) for name, value in section.items.items()])
+        case Lines():
+            return [line for raw in section.lines for line in _wrapped_line(raw)] or ["(none)"]
+
+
+def _wrapped_line(raw: str) -> list[str]:
+    """One line of prose; what does not fit goes on under its own indentation."""
+    text = escaped(raw).rstrip()
+    indent = text[: min(len(text) - len(text.lstrip()), WIDTH // 2)]
+    return [
+        f"{indent}{line}".rstrip() for line in wrapped(text[len(indent) :], WIDTH - len(indent))
+    ]
+
+
+def _facts(items: Sequence[tuple[str, str]]) -> list[str]:
+    if not items:
+        return ["(none)"]
+    names = [escaped(name) for name, _ in items]
+    name_width = min(max(map(display_width, names)), WIDTH // 3)
+    widths = [name_width, WIDTH - name_width - len(GAP)]
+    lines = []
+    for name, (_, value) in zip(names, items, strict=True):
+        lines += _row([name, value], widths, [False, False])
+    return lines
+
+
+def _table(table: Table) -> list[str]:
+    header = [escaped(name) for name in table.columns]
+    if not table.rows:
+        return [*_wrapped_line(GAP.join(header)), "(none)"]
+    rows = [[text_of(cell) for cell in row] for row in table.rows]
+    is_number = [_is_number_column(table, column) for column in range(len(header))]
+    widths = _column_widths(header, rows, is_number)
+    if widths is None:
+        return _one_value_per_line(header, rows)
+    return [line for row in [header, *rows] for line in _row(row, widths, is_number)]
+
+
+def _is_number_column(table: Table, column: int) -> bool:
+    cells = [row[column] for row in table.rows if row[column] is not None]
+    return bool(cells) and all(
+        isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells
+    )
+
+
+def _column_widths(
+    header: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool]
+) -> list[int] | None:
+    """Widths that fit into WIDTH, taken from the widest columns first; None if there are none."""
+    room = WIDTH - len(GAP) * (len(header) - 1)
+    values = [max(display_width(row[column]) for row in rows) for column in range(len(header))]
+    widths = [
+        min(max(value, display_width(name)), room)
+        for value, name in zip(values, header, strict=True)
+    ]
+    # A number is never broken, nor a word of a header; texts and long headers are.
+    least = [
+        max(value if number else min(value, NARROWEST_TEXT), longest_piece(name))
+        for value, number, name in zip(values, is_number, header, strict=True)
+    ]
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        # Texts give way before headers of numbers do; among equals the widest.
+        column = max(
+            (column for column in range(len(widths)) if widths[column] > least[column]),
+            key=lambda column: (not is_number[column], widths[column]),
+        )
+        widths[column] -= 1
+    return widths
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+    """One table row, as many lines high as its tallest cell."""
+    columns = [wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    lines = []
+    for number in range(max(map(len, columns))):
+        pieces = []
+        for column, width, to_the_right in zip(columns, widths, right, strict=True):
+            piece = column[number] if number < len(column) else ""
+            padding = " " * (width - display_width(piece))
+            pieces.append(padding + piece if to_the_right else piece + padding)
+        lines.append(GAP.join(pieces).rstrip())
+    return lines
+
+
+def _one_value_per_line(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """What is left when even the narrowest columns do not fit side by side."""
+    lines: list[str] = []
+    for number, row in enumerate(rows):
+        lines += [""] if number else []
+        lines += _facts(list(zip(header, row, strict=True)))
+    return lines

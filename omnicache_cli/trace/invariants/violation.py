@@ -1,0 +1,70 @@
+"""What a checker says: one broken invariant, and how much of each invariant was looked at.
+
+The numbers are those of the documentation of `omnicache show --check`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+INVARIANTS = {
+    1: "slots follow the block table",
+    2: "padding is -1, real slots are not, block 0 is not written",
+    3: "a written block has one owner",
+    4: "batch shape agrees with the scheduler",
+    6: "hit blocks were written before",
+    11: "tensor-parallel ranks see the same batch",
+}
+
+OF_SEVERAL_RANKS = frozenset({11})
+"""Invariants that say nothing about a run on one rank."""
+
+UNITS = {
+    1: "rows",
+    2: "slot mappings",
+    3: "rows",
+    4: "forward passes",
+    6: "hit blocks",
+    11: "rank steps",
+}
+"""What is counted as checked."""
+
+NOT_READ = "slot mapping not read"
+NO_SLOTS = "group maps no slots"
+NO_WORKER = "no worker record"
+LOST = "records were lost before"
+MICROBATCHES = "microbatches (DBO) are not recorded"
+NO_VECTORS = "query_start_loc or seq_lens not read"
+CROSS_ATTENTION = "cross-attention group: its rows follow the encoder"
+CONTEXT_PARALLEL = "context parallel: a rank writes only its share of the slots"
+LOADED = "loaded by a KV connector"
+COPIED = "copied on write"
+NOT_SCHEDULED = "row of a request that the step does not schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken invariant. None: the finding belongs to no single rank, group, request or row."""
+
+    invariant: int
+    engine: str
+    step: int
+    rank: int | None
+    group: int | None
+    request: str | None  # external id
+    row: int | None  # row of the batch
+    what: str
+    expected: str
+    found: str
+
+    @property
+    def name(self) -> str:
+        return INVARIANTS[self.invariant]
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How much of one invariant was checked, in `UNITS`."""
+
+    checked: int = 0
+    broken: int = 0  # violations
+    unchecked: Counter[str] = field(default_factory=Counter)  # reason -> units

@@ -1,0 +1,291 @@
+"""Steps as a reader sees them, and the state that rebuilds them from records.
+
+Records say only what changed. `SchedulerState` and `WorkerState` each follow one source and
+restore the rest: a step that names no batch has the batch of the step before.
+"""
+
+from dataclasses import dataclass, field
+
+from omnicache_cli.errors import BadTraceError
+from omnicache_cli.trace.records import (
+    AnyEvent,
+    CacheGroup,
+    EngineSource,
+    Finished,
+    ForwardStep,
+    GroupForward,
+    Hashed,
+    Preempted,
+    RankStep,
+    RequestRecord,
+    Runs,
+    SchedulerStep,
+    WorkerSource,
+    external_id,
+    from_runs,
+)
+
+NOT_CACHED = CacheGroup("no KV cache", 1, 0, [], 0, maps_slots=False, prefix_cacheable=False)
+"""A group that the scheduler does not know."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request's life as far as the trace has been read."""
+
+    record: RequestRecord
+    external_id: str
+    num_computed_tokens: int = 0  # after the last step read
+    block_hashes: list[str] = field(default_factory=list)
+    block_ids: list[list[int]] = field(default_factory=list)  # per group, the scheduler's view
+    num_admissions: int = 0
+    status: str | None = None  # RequestStatus name once finished
+    num_output_tokens: int | None = None
+
+    @property
+    def number(self) -> int:
+        """Arrival number in its engine."""
+        return self.record.request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of one step: tokens [computed, computed + scheduled)."""
+
+    request: Request
+    num_computed_tokens: int  # when the step began, the hit included
+    num_scheduled_tokens: int
+    hit_tokens: int | None  # prefix-cache hit; None: not admitted in this step
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """Attention metadata of one KV cache group in one forward pass, rebuilt in full.
+
+    `block_table` has one list per row with the used columns only: what stands behind them is
+    left over from earlier requests and no kernel reads it.
+    """
+
+    group: int
+    record: GroupForward
+    base: GroupForward  # of group 0, for the vectors that all groups share
+    block_table: tuple[list[int], ...]  # (num_reqs, used columns)
+
+    @property
+    def num_actual_tokens(self) -> int | None:
+        return self.record.num_actual_tokens
+
+    @property
+    def max_query_len(self) -> int | None:
+        return self.record.max_query_len
+
+    @property
+    def max_seq_len(self) -> int | None:
+        return self.record.max_seq_len
+
+    @property
+    def query_start_loc(self) -> list[int] | None:
+        """(num_reqs + 1,)"""
+        own = self.record.query_start_loc
+        runs = self.base.query_start_loc if own is None else own
+        return None if runs is None else from_runs(runs)
+
+    @property
+    def seq_lens(self) -> list[int] | None:
+        """(num_reqs,)"""
+        own = self.record.seq_lens
+        return self.base.seq_lens if own is None else own
+
+    @property
+    def slot_runs(self) -> Runs | None:
+        """`slot_mapping` without its padding, as runs."""
+        slots = self.record.slots
+        if slots is None:
+            return self.record.slot_mapping
+        return [part for slot in slots for part in (slot, 1)]
+
+    @property
+    def slot_mapping(self) -> list[int] | None:
+        """(num_tokens,) padding included; None: not read, or the group maps no slots."""
+        slots = self.record.slots
+        if slots is None:
+            runs = self.record.slot_mapping
+            if runs is None:
+                return None
+            slots = from_runs(runs)
+        return slots + [-1] * self.record.num_slot_padding
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardView:
+    """One forward pass on one rank."""
+
+    worker: WorkerSource
+    record: ForwardStep
+    request_ids: list[str]  # internal id per batch row
+    groups: list[GroupView]
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One forward pass of a rank that recorded only a digest of its batch."""
+
+    worker: WorkerSource
+    record: RankStep
+
+
+@dataclass(slots=True)
+class Step:
+    """One engine step, scheduler and workers together."""
+
+    engine: EngineSource
+    record: SchedulerStep
+    scheduled: list[ScheduledRequest]  # in the scheduler's order
+    forwards: list[ForwardView] = field(default_factory=list)  # by rank; empty: none recorded
+    ranks: list[RankView] = field(default_factory=list)  # further tensor-parallel ranks
+    before: list[AnyEvent] = field(default_factory=list)  # only where events preceded step 0
+    after: list[AnyEvent] = field(default_factory=list)  # until the next step
+    arrived: list[Request] = field(default_factory=list)  # since the step before
+    gap: bool = False  # records were lost before this step
+
+    @property
+    def number(self) -> int:
+        return self.record.step
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(one.num_scheduled_tokens for one in self.scheduled)
+
+    def group_spec(self, group: int) -> CacheGroup:
+        """The scheduler's word on a group. A runner may have more: encoder-only layers."""
+        groups = self.engine.groups
+        return groups[group] if 0 <= group < len(groups) else NOT_CACHED
+
+
+class SchedulerState:
+    """Follows one scheduler."""
+
+    def __init__(self, source: EngineSource) -> None:
+        self.source = source
+        self.requests: dict[int, Request] = {}  # live ones by arrival number
+        self._batch: list[int] = []
+
+    def add_request(self, record: RequestRecord) -> Request:
+        name = external_id(record.request_id, randomized=self.source.randomized_request_ids)
+        request = Request(record, name, block_hashes=list(record.block_hashes))
+        self.requests[record.request] = request
+        return request
+
+    def step(self, record: SchedulerStep) -> Step:
+        """Apply one step. BadTraceError: it contradicts itself or names an unknown request."""
+        numbers = self._batch if record.scheduled is None else record.scheduled
+        tokens = record.num_scheduled_tokens
+        if tokens is None:
+            tokens = [1] * len(numbers)
+        self.apply(record.events)
+        admitted = {one.request: one for one in record.admitted}
+        for one in record.admitted:
+            request = self._request(one.request, record.step)
+            request.block_ids = [from_runs(runs) for runs in one.block_ids]
+            request.num_computed_tokens = one.num_computed_tokens
+            request.num_admissions += 1
+        for number, additions in record.new_block_ids:
+            _extend_table(self._request(number, record.step).block_ids, additions)
+        requests = [self._request(number, record.step) for number in numbers]
+        computed = record.num_computed_tokens
+        if computed is None:
+            computed = [request.num_computed_tokens for request in requests]
+        if not len(requests) == len(tokens) == len(computed):
+            raise BadTraceError(
+                f"step {record.step} of engine {self.source.engine} lists {len(requests)} "
+                f"requests, {len(tokens)} scheduled and {len(computed)} computed counts; the "
+                "trace is damaged, record it again"
+            )
+        scheduled = []
+        for request, num_computed, num_scheduled in zip(requests, computed, tokens, strict=True):
+            request.num_computed_tokens = num_computed + num_scheduled
+            admission = admitted.get(request.number)
+            hit = None if admission is None else admission.hit_tokens
+            resumed = admission is not None and admission.resumed
+            scheduled.append(ScheduledRequest(request, num_computed, num_scheduled, hit, resumed))
+        self._batch = numbers
+        return Step(self.source, record, scheduled)
+
+    def apply(self, events: list[AnyEvent]) -> None:
+        for event in events:
+            if isinstance(event, Hashed):
+                request = self._request(event.request, None)
+                request.block_hashes[event.first :] = event.hashes
+            elif isinstance(event, Finished):
+                request = self._request(event.request, None)
+                request.status = event.status
+                request.num_output_tokens = event.num_output_tokens
+            elif isinstance(event, Preempted):
+                self._request(event.request, None).block_ids = []
+
+    def forget(self, events: list[AnyEvent]) -> None:
+        """Drop the requests that these events finished; nothing later may name them."""
+        for event in events:
+            if isinstance(event, Finished):
+                self.requests.pop(event.request, None)
+
+    def _request(self, number: int, step: int | None) -> Request:
+        try:
+            return self.requests[number]
+        except KeyError:
+            where = "an event" if step is None else f"step {step}"
+            raise BadTraceError(
+                f"{where} of engine {self.source.engine} names request {number}, which no record "
+                "before it declares; the trace is damaged, record it again"
+            ) from None
+
+
+def _extend_table(table: list[list[int]], additions: list[Runs]) -> None:
+    table += [[] for _ in range(len(additions) - len(table))]
+    for ids, runs in zip(table, additions, strict=False):
+        ids.extend(from_runs(runs))
+
+
+class WorkerState:
+    """Follows one model runner. Rows are replaced, never changed: views may keep them."""
+
+    def __init__(self, source: WorkerSource) -> None:
+        self.source = source
+        self._names: dict[int, str] = {}
+        self._rows: list[int] = []
+        self._tables: list[list[list[int]]] = []  # per group, per row
+
+    def step(self, record: ForwardStep) -> ForwardView:
+        """Apply one forward pass. BadTraceError: it names a row that was never declared."""
+        self._names.update(record.new_requests)
+        if record.rows is not None:
+            self._rows = record.rows
+        try:
+            ids = [self._names[name] for name in self._rows]
+        except KeyError as error:
+            raise BadTraceError(
+                f"the forward pass of step {record.step} on rank {self.source.rank} names batch "
+                f"row {error}, which no record before it declares; the trace is damaged, record it "
+                "again"
+            ) from None
+        views = []
+        for number, group in enumerate(record.groups):
+            if number == len(self._tables):
+                self._tables.append([])
+            table = _updated(self._tables[number], group, record)
+            self._tables[number] = table
+            views.append(GroupView(number, group, record.groups[0], tuple(table)))
+        return ForwardView(self.source, record, ids, views)
+
+
+def _updated(table: list[list[int]], group: GroupForward, record: ForwardStep) -> list[list[int]]:
+    table = table[: record.num_reqs] + [[] for _ in range(record.num_reqs - len(table))]
+    for row, first, runs in group.block_table:
+        if not 0 <= row < len(table) or not 0 <= first <= len(table[row]):
+            raise BadTraceError(
+                f"the forward pass of step {record.step} changes block table row {row} from column "
+                f"{first} on, which is not there; the trace is damaged, record it again"
+            )
+        table[row] = table[row][:first] + from_runs(runs)
+    return table

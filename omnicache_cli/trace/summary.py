@@ -1,0 +1,212 @@
+"""Totals of a run, in one pass with bounded memory.
+
+Phase times go into a log-bucketed histogram of 32 buckets per power of two: percentiles are right
+within 1.6 %, totals are exact. Of several ranks a phase takes as long as the slowest of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from omnicache_cli.trace.invariants import InvariantChecker, Violation
+from omnicache_cli.trace.records import (
+    Admission,
+    AnyEvent,
+    CacheReset,
+    Evicted,
+    Finished,
+    ForwardStep,
+    Preempted,
+    RankStep,
+    RequestRecord,
+)
+from omnicache_cli.trace.run import Run
+from omnicache_cli.trace.steps import Request, Step
+
+PHASES = ("schedule", "prepare", "forward", "sample")
+TEXT = "text"
+"""Modality of tokens outside every multimodal span."""
+
+_SUB_BUCKETS = 32
+
+
+class Histogram:
+    """Durations in buckets that grow with the duration: at most 2,048 integers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_ns = 0
+        self._shortest = self._longest = 0
+        self._buckets: Counter[int] = Counter()
+
+    def add(self, duration_ns: int) -> None:
+        value = max(0, duration_ns)
+        self._shortest = min(value, self._shortest) if self.count else value
+        self._longest = max(value, self._longest)
+        self.count += 1
+        self.total_ns += value
+        self._buckets[_bucket_of(value)] += 1
+
+    def percentile(self, percent: float) -> int | None:
+        """The middle of the bucket that holds it, within what was seen; None without a duration."""
+        if not self.count:
+            return None
+        wanted = max(1, -(-self.count * percent // 100))
+        seen = 0
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            if seen >= wanted:
+                return max(self._shortest, min(self._longest, _middle_of(bucket)))
+        return None
+
+
+def _bucket_of(value: int) -> int:
+    shift = max(0, value.bit_length() - _SUB_BUCKETS.bit_length())
+    return shift * _SUB_BUCKETS + (value >> shift)
+
+
+def _middle_of(bucket: int) -> int:
+    if bucket < 2 * _SUB_BUCKETS:
+        return bucket
+    shift = bucket // _SUB_BUCKETS - 1
+    first = (bucket - shift * _SUB_BUCKETS) << shift
+    return first + (1 << shift) // 2
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run, or one engine of it, did in all."""
+
+    num_steps: int = 0
+    num_forwards: int = 0
+    num_arrived: int = 0
+    num_finished: Counter[str] = field(default_factory=Counter)  # by RequestStatus name
+    scheduled_tokens: int = 0
+    prompt_tokens: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    resumed_hit_tokens: int = 0  # of requests that came back after a preemption; not in hit_tokens
+    external_tokens: int = 0  # computed elsewhere: loaded by a KV connector
+    hit_tokens_by_modality: Counter[str] = field(default_factory=Counter)
+    evicted_blocks: int = 0
+    preemptions: int = 0
+    resets: int = 0
+    dropped_records: int = 0
+    unfinished_files: list[str] = field(default_factory=list)
+    unjoined_forwards: int = 0
+    probe_errors: Counter[str] = field(default_factory=Counter)
+    phases: dict[str, Histogram] = field(
+        default_factory=lambda: {phase: Histogram() for phase in PHASES}
+    )
+    broken_invariants: int | None = None  # None: not checked
+    first_violation: Violation | None = None
+
+    @property
+    def kv_cache_hit_rate(self) -> float | None:
+        """Hit tokens per queried token; None: the cache was never asked."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else None
+
+    @property
+    def eviction_frequency(self) -> float | None:
+        """Evicted blocks per step; None without a step."""
+        return self.evicted_blocks / self.num_steps if self.num_steps else None
+
+    @property
+    def modal_cache_ratio(self) -> dict[str, float] | None:
+        """Share of the hit tokens per modality, text included; None without a hit."""
+        if not self.hit_tokens:
+            return None
+        return {
+            modality: tokens / self.hit_tokens
+            for modality, tokens in sorted(self.hit_tokens_by_modality.items())
+        }
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.num_arrived - self.num_finished.total()
+
+
+def summarize(
+    run: Run, steps: Iterable[Step] | None = None, checker: InvariantChecker | None = None
+) -> Summary:
+    """Read the run to its end. `steps`: those of `run` that count, all by default.
+
+    With a checker, broken invariants are counted too.
+    """
+    summary = Summary()
+    for step in run.steps() if steps is None else steps:
+        _add_step(summary, step)
+        if checker is not None:
+            found = checker.check(step)
+            if found and summary.first_violation is None:
+                summary.first_violation = found[0]
+    if checker is not None:
+        summary.broken_invariants = checker.num_broken
+    if steps is None:
+        _add_arrivals(summary, run.never_scheduled)
+    summary.unjoined_forwards = run.unjoined_forwards
+    summary.dropped_records = run.dropped
+    for file in run.files:
+        if file.end is None:
+            summary.unfinished_files.append(file.path.name)
+        else:
+            summary.probe_errors.update(file.end.probe_errors)
+    return summary
+
+
+def _add_step(summary: Summary, step: Step) -> None:
+    summary.num_steps += 1
+    summary.num_forwards += len(step.forwards) + len(step.ranks)
+    summary.scheduled_tokens += step.num_scheduled_tokens
+    _add_arrivals(summary, step.arrived)
+    requests = {one.request.number: one.request.record for one in step.scheduled}
+    for admission in step.record.admitted:
+        _add_admission(summary, admission, requests.get(admission.request))
+    _add_events(summary, step.before + step.record.events + step.after)
+    summary.phases["schedule"].add(step.record.schedule_ns)
+    views: list[ForwardStep | RankStep] = [view.record for view in step.forwards]
+    views += [view.record for view in step.ranks]
+    if views:
+        summary.phases["prepare"].add(max(one.prepare_ns for one in views))
+        summary.phases["forward"].add(max(one.forward_ns for one in views))
+    sampled = [one.sample_ns for one in views if one.sample_ns is not None]
+    if sampled:
+        summary.phases["sample"].add(max(sampled))
+
+
+def _add_arrivals(summary: Summary, requests: Iterable[Request]) -> None:
+    for request in requests:
+        summary.num_arrived += 1
+        summary.prompt_tokens += request.record.num_prompt_tokens
+
+
+def _add_admission(summary: Summary, admission: Admission, request: RequestRecord | None) -> None:
+    if admission.resumed:  # vLLM keeps these out of its counters too
+        summary.resumed_hit_tokens += admission.hit_tokens
+        return
+    summary.queried_tokens += admission.queried_tokens
+    summary.hit_tokens += admission.hit_tokens
+    summary.external_tokens += admission.num_computed_tokens - admission.hit_tokens
+    if not admission.hit_tokens:
+        return
+    text = admission.hit_tokens
+    for span in request.multimodal if request is not None else ():
+        inside = max(0, min(span.offset + span.length, admission.hit_tokens) - span.offset)
+        summary.hit_tokens_by_modality[span.modality] += inside
+        text -= inside
+    summary.hit_tokens_by_modality[TEXT] += text
+
+
+def _add_events(summary: Summary, events: Iterable[AnyEvent]) -> None:
+    evicted: set[int] = set()  # a block may lose several hashes at once
+    for event in events:
+        match event:
+            case Evicted():
+                evicted.add(event.block_id)
+            case Preempted():
+                summary.preemptions += 1
+            case Finished():
+                summary.num_finished[event.status] += 1
+            case CacheReset():
+                summary.resets += event.successful
+    summary.evicted_blocks += len(evicted)

@@ -1,0 +1,256 @@
+"""`show RUN --request ID`: the life of one request."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnicache_cli.report.model import Cell, Facts, Report, Table
+from omnicache_cli.trace.records import (
+    Admission,
+    Allocated,
+    AnyEvent,
+    Cached,
+    CachedPartial,
+    Evicted,
+    Finished,
+    Freed,
+    Preempted,
+    from_runs,
+)
+from omnicache_cli.trace.run import Run
+from omnicache_cli.trace.steps import Request, ScheduledRequest, Step
+from omnicache_cli.trace.views.names import RequestName, find_request
+from omnicache_cli.trace.views.view import View
+from omnicache_cli.trace.views.words import blocks_text, counted, runs_text, who
+
+
+@dataclass(slots=True)
+class Entry:
+    """One line of a life: what happened in steps first_step .. last_step."""
+
+    first_step: int
+    last_step: int
+    kind: str  # arrive, admit, resume, compute, decode, take, cache, evict, free, preempt, finish
+    words: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def show_request(run: Run, wanted: str, engine: str | None) -> View:
+    """BadInputError: no request has this name, or several have."""
+    name = find_request(run, wanted, engine)
+    life = _Life(name)
+    for step in run.steps():
+        if step.engine.engine == name.engine:
+            life.add(step)
+    for request in run.never_scheduled:
+        if request.record.request_id == name.request_id and request.number == name.number:
+            life.arrive(request)
+    rows: list[tuple[Cell, ...]] = [(_steps(one), one.words) for one in life.entries]
+    facts = _facts(name, life)
+    report = Report(
+        "show",
+        f"Request #{name.number}: {name.external_id}",
+        {"run": str(run.folder), **_data(name, life)},
+        (Facts("", facts), Table("Life", ("step", "what happened"), rows)),
+        run.vllm_version,
+    )
+    first = next((one for one in life.entries if one.kind != "arrive"), None)
+    return View(report, None if first is None else f"--step {first.first_step}")
+
+
+def _steps(entry: Entry) -> str:
+    if entry.first_step == entry.last_step:
+        return str(entry.first_step)
+    return f"{entry.first_step} .. {entry.last_step}"
+
+
+class _Life:
+    """Gathers the entries of one request while steps go by."""
+
+    def __init__(self, name: RequestName) -> None:
+        self.name = name
+        self.entries: list[Entry] = []
+        self.request: Request | None = None
+        self.admissions: list[Admission] = []
+        self.num_preemptions = 0
+
+    def add(self, step: Step) -> None:
+        for request in step.arrived:
+            if request.number == self.name.number:
+                self.arrive(request)
+        self._add_events(step.number, step.before)
+        admission = next((a for a in step.record.admitted if a.request == self.name.number), None)
+        if admission is not None:
+            self._admit(step, admission)
+        self._add_events(step.number, step.record.events)
+        for one in step.scheduled:
+            if one.request.number == self.name.number:
+                self.request = one.request
+                self._add_share(step, one)
+        self._add_events(step.number, step.after)
+
+    def arrive(self, request: Request) -> None:
+        self.request = request
+        record = request.record
+        words = (
+            f"arrives: {counted(record.num_prompt_tokens, 'prompt token')}, "
+            f"max_tokens {record.max_tokens}"
+        )
+        self._append(record.arrival_step, "arrive", words)
+
+    def _add_share(self, step: Step, one: ScheduledRequest) -> None:
+        first, count = one.num_computed_tokens, one.num_scheduled_tokens
+        is_decode = count == 1 and first >= one.request.record.num_prompt_tokens
+        last = self.entries[-1] if self.entries else None
+        if is_decode and last is not None and last.kind == "decode":
+            last.last_step = step.number
+            last.data["end_position"] = first + 1
+            num = first + 1 - last.data["first_position"]
+            last.words = (
+                f"decodes {counted(num, 'token')}, {_positions(first + 1 - num, first + 1)}"
+            )
+            return
+        data = {"first_position": first, "end_position": first + count}
+        if is_decode:
+            words = f"decodes 1 token, {_positions(first, first + 1)}"
+            self._append(step.number, "decode", words, data)
+            return
+        words = f"computes {counted(count, 'token')}, {_positions(first, first + count)}"
+        left = one.request.record.num_prompt_tokens - first - count
+        if left > 0:
+            words += f"; {counted(left, 'prompt token')} left"
+        self._append(step.number, "compute", words, data)
+
+    def _admit(self, step: Step, admission: Admission) -> None:
+        self.admissions.append(admission)
+        words = "resumes" if admission.resumed else "starts to run"
+        if admission.queried_tokens:
+            words += f": hit {admission.hit_tokens} of {counted(admission.queried_tokens, 'token')}"
+        else:
+            words += ": the prefix cache was not asked"
+        loaded = admission.num_computed_tokens - admission.hit_tokens
+        if loaded > 0:
+            words += f", {counted(loaded, 'token')} from a KV connector"
+        tables = [from_runs(runs) for runs in admission.block_ids]
+        for group, (table, spec) in enumerate(zip(tables, step.engine.groups, strict=False)):
+            under = table[: -(-admission.hit_tokens // spec.block_size)]
+            label = f" of group {group}" if len(tables) > 1 else ""
+            if any(under):
+                words += f"; reuses {blocks_text(under)}{label}"
+        data = {
+            "hit_tokens": admission.hit_tokens,
+            "queried_tokens": admission.queried_tokens,
+            "num_computed_tokens": admission.num_computed_tokens,
+            "block_ids": tables,
+        }
+        self._append(step.number, "resume" if admission.resumed else "admit", words, data)
+
+    def _add_events(self, step: int, events: Iterable[AnyEvent]) -> None:
+        lost: list[Evicted] = []
+        for event in events:
+            if isinstance(event, Evicted):
+                if event.owner == self.name.number:
+                    lost.append(event)
+            elif getattr(event, "request", None) == self.name.number:
+                self._add_event(step, event)
+        if lost:
+            blocks = list(dict.fromkeys(one.block_id for one in lost))
+            takers = ", ".join(dict.fromkeys(who(one.request) for one in lost))
+            words = f"{blocks_text(blocks)} evicted, taken by {takers}"
+            data = {"block_ids": blocks, "taken_by": [one.request for one in lost]}
+            self._append(step, "evict", words, data)
+
+    def _add_event(self, step: int, event: AnyEvent) -> None:
+        data: dict[str, Any]
+        match event:
+            case Allocated():
+                blocks = from_runs(event.block_ids)
+                self._append(step, "take", f"takes {blocks_text(blocks)}", {"block_ids": blocks})
+            case Cached():
+                blocks, indices = from_runs(event.block_ids), from_runs(event.block_indices)
+                words = f"caches {blocks_text(blocks)}, its {blocks_text(indices)}"
+                words += f" of group {event.group}" if event.group else ""
+                data = {"block_ids": blocks, "block_indices": indices, "group": event.group}
+                self._append(step, "cache", words, data)
+            case CachedPartial():
+                words = f"caches block {event.block_id} for a prefix of {event.num_tokens} tokens"
+                data = {"block_ids": [event.block_id], "group": event.group}
+                self._append(step, "cache", words, data)
+            case Freed():
+                blocks = from_runs(event.block_ids)
+                self._append(step, "free", f"frees {blocks_text(blocks)}", {"block_ids": blocks})
+            case Preempted():
+                self.num_preemptions += 1
+                self._append(step, "preempt", "is preempted")
+            case Finished():
+                output = counted(event.num_output_tokens, "output token")
+                data = {"status": event.status, "num_output_tokens": event.num_output_tokens}
+                self._append(step, "finish", f"finishes: {event.status}, {output}", data)
+
+    def _append(self, step: int, kind: str, words: str, data: dict[str, Any] | None = None) -> None:
+        self.entries.append(Entry(step, step, kind, words, data or {}))
+
+
+def _positions(first: int, end: int) -> str:
+    if end == first + 1:
+        return f"position {first}"
+    return f"positions {runs_text(range(first, end))}"
+
+
+def _facts(name: RequestName, life: _Life) -> dict[str, Cell]:
+    facts: dict[str, Cell] = {"engine": name.engine, "internal id": name.request_id}
+    if life.request is None:
+        return facts
+    record = life.request.record
+    facts |= {
+        "prompt tokens": record.num_prompt_tokens,
+        "max_tokens": record.max_tokens,
+        "hit tokens": life.admissions[0].hit_tokens if life.admissions else None,
+        "preemptions": life.num_preemptions,
+        "status": life.request.status or "not finished in this trace",
+        "output tokens": life.request.num_output_tokens,
+    }
+    for number, span in enumerate(record.multimodal):
+        facts[f"{span.modality} {number}"] = (
+            f"{_positions(span.offset, span.offset + span.length)}, hash {span.hash}"
+        )
+    if record.lora_name is not None:
+        facts["LoRA"] = f"{record.lora_name} (id {record.lora_id})"
+    if record.cache_salt is not None:
+        facts["cache salt"] = f"digest {record.cache_salt}"
+    if record.skip_reading_prefix_cache:
+        facts["prefix cache"] = "not read: the request asked so"
+    return facts
+
+
+def _data(name: RequestName, life: _Life) -> dict[str, Any]:
+    request = life.request
+    record = None if request is None else request.record
+    return {
+        "engine": name.engine,
+        "number": name.number,
+        "request": name.external_id,
+        "request_id": name.request_id,
+        "num_prompt_tokens": None if record is None else record.num_prompt_tokens,
+        "max_tokens": None if record is None else record.max_tokens,
+        "hit_tokens": life.admissions[0].hit_tokens if life.admissions else None,
+        "num_preemptions": life.num_preemptions,
+        "status": None if request is None else request.status,
+        "num_output_tokens": None if request is None else request.num_output_tokens,
+        "multimodal": []
+        if record is None
+        else [
+            {"modality": one.modality, "offset": one.offset, "length": one.length, "hash": one.hash}
+            for one in record.multimodal
+        ],
+        "life": [
+            {
+                "first_step": one.first_step,
+                "last_step": one.last_step,
+                "what": one.kind,
+                "words": one.words,
+                **one.data,
+            }
+            for one in life.entries
+        ],
+    }

@@ -1,0 +1,230 @@
+"""`show RUN --step N`: one step as vLLM sees it, tensors in full."""
+
+from typing import Any
+
+from omnicache_cli.errors import BadInputError
+from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.trace.records import BatchDescriptor
+from omnicache_cli.trace.run import Run
+from omnicache_cli.trace.steps import ForwardView, GroupView, ScheduledRequest, Step
+from omnicache_cli.trace.views.view import View, engine_choices, steps_of
+from omnicache_cli.trace.views.words import event_data, event_text, milliseconds, runs_text
+
+
+def show_step(run: Run, number: int, engine: str | None) -> View:
+    """BadInputError: no such step, or several engines have one."""
+    found: dict[str, View] = {}
+    last = -1
+    past: set[str] = set()
+    for step in steps_of(run, engine):
+        last = max(last, step.number)
+        if step.number == number:
+            found[step.engine.engine] = _view(run, step)
+        if step.number >= number:
+            past.add(step.engine.engine)
+        if found and past >= run.engines.keys():
+            break
+    if not found:
+        raise BadInputError(
+            f"{run.folder} has no step {number}; "
+            + (f"its steps go up to {last}" if last >= 0 else "no step was recorded")
+        )
+    if len(found) > 1:
+        raise BadInputError(
+            f"{len(found)} engines have a step {number}; pass --engine: {engine_choices(run)}"
+        )
+    return next(iter(found.values()))
+
+
+def _view(run: Run, step: Step) -> View:
+    after = step.after
+    sections: list[Section] = [_scheduler_facts(step), _request_table(step)]
+    for view in step.forwards:
+        sections.append(_forward_facts(view))
+        sections += [_group_facts(step, view, group) for group in view.groups]
+    if not step.forwards:
+        sections.append(Lines("Forward pass", ["no worker recorded this step"]))
+    if step.before:
+        sections.append(Lines("Events before the step", [event_text(one) for one in step.before]))
+    sections.append(
+        Lines("Events while it was scheduled", [event_text(one) for one in step.record.events])
+    )
+    sections.append(Lines("Events after it", [event_text(one) for one in after]))
+    report = Report(
+        "show",
+        f"Step {step.number} of engine {step.engine.engine}",
+        {"run": str(run.folder), **_data(step)},
+        tuple(sections),
+        run.vllm_version,
+    )
+    first = step.scheduled[0].request if step.scheduled else None
+    return View(report, None if first is None else f'--request "#{first.number}"')
+
+
+def _scheduler_facts(step: Step) -> Facts:
+    record = step.record
+    items: dict[str, Cell] = {
+        "requests": len(step.scheduled),
+        "total_num_scheduled_tokens": step.num_scheduled_tokens,
+        "running, waiting": f"{record.num_running}, {record.num_waiting}",
+        "free blocks": record.num_free_blocks,
+        "num_common_prefix_blocks": runs_text(
+            record.num_common_prefix_blocks or [0] * len(step.engine.groups)
+        ),
+        "schedule": f"{milliseconds(record.schedule_ns)} ms",
+    }
+    if step.gap:
+        items["before this step"] = "records were lost"
+    return Facts("Scheduler", items)
+
+
+def _request_table(step: Step) -> Table:
+    several = len(step.engine.groups) > 1
+    columns = ("request", "external id", "computed", "scheduled", "hit")
+    rows: list[tuple[Cell, ...]] = []
+    for one in step.scheduled:
+        tables = _tables(one)
+        for group, table in enumerate(tables):
+            cells: tuple[Cell, ...] = (
+                f"#{one.request.number}",
+                one.request.external_id,
+                one.num_computed_tokens,
+                one.num_scheduled_tokens,
+                one.hit_tokens,
+            )
+            text = "not known: records were lost" if table is None else runs_text(table)
+            rows.append((*cells, group, text) if several else (*cells, text))
+    return Table("Requests", (*columns, *(["group"] if several else []), "blocks"), rows)
+
+
+def _tables(one: ScheduledRequest) -> list[list[int] | None]:
+    """The scheduler's block table per group; None where lost records hide it."""
+    if not one.request.num_admissions:
+        return [None]
+    return list(one.request.block_ids)
+
+
+def _forward_facts(view: ForwardView) -> Facts:
+    record = view.record
+    items: dict[str, Cell] = {
+        "num_reqs": record.num_reqs,
+        "batch_descriptor": _descriptor_text(record.batch_descriptor),
+        "cudagraph_mode": record.cudagraph_mode,
+        "prepare": f"{milliseconds(record.prepare_ns)} ms",
+        "forward": f"{milliseconds(record.forward_ns)} ms",
+        "sample": None if record.sample_ns is None else f"{milliseconds(record.sample_ns)} ms",
+    }
+    if record.num_ubatches:
+        items["num_ubatches"] = f"{record.num_ubatches}; the groups were not recorded"
+    return Facts(f"Forward pass of rank {view.worker.rank} on {view.worker.device}", items)
+
+
+def _descriptor_text(one: BatchDescriptor | None) -> str | None:
+    if one is None:
+        return None
+    words = [f"num_tokens {one.num_tokens}"]
+    words += [f"num_reqs {one.num_reqs}"] if one.num_reqs is not None else []
+    words += ["uniform"] if one.uniform else []
+    words += [f"{one.num_active_loras} active LoRAs"] if one.has_lora else []
+    return ", ".join(words)
+
+
+def _group_facts(step: Step, view: ForwardView, group: GroupView) -> Facts:
+    spec = step.group_spec(group.group)
+    classes = view.worker.metadata_classes
+    metadata = classes[group.group] if group.group < len(classes) else ""
+    items: dict[str, Cell] = {
+        "num_actual_tokens": group.num_actual_tokens,
+        "max_query_len": group.max_query_len,
+        "query_start_loc": _vector(group.query_start_loc),
+        "max_seq_len": group.max_seq_len,
+        "seq_lens": _vector(group.seq_lens),
+        "slot_mapping": _vector(group.slot_mapping)
+        if spec.maps_slots
+        else "the group maps no tokens to slots",
+    }
+    for row, table in enumerate(group.block_table):
+        items[f"block_table[{row}]"] = runs_text(table)
+    shape = group.record.table_shape
+    if shape is not None:
+        items["block_table.shape"] = f"{shape[0]}, {shape[1]}"
+    record = group.record
+    items |= {"causal": record.causal, "use_cascade": record.use_cascade}
+    items["common_prefix_len"] = record.common_prefix_len
+    words = [spec.spec, f"block size {spec.block_size}", *([metadata] if metadata else [])]
+    rank = f"Rank {view.worker.rank}, " if len(step.forwards) > 1 else ""
+    return Facts(f"{rank}KV cache group {group.group}: {', '.join(words)}", items)
+
+
+def _vector(values: list[int] | None) -> str:
+    return "not read" if values is None else runs_text(values)
+
+
+def _data(step: Step) -> dict[str, Any]:
+    record = step.record
+    return {
+        "engine": step.engine.engine,
+        "step": step.number,
+        "num_running": record.num_running,
+        "num_waiting": record.num_waiting,
+        "num_free_blocks": record.num_free_blocks,
+        "num_scheduled_tokens": step.num_scheduled_tokens,
+        "num_common_prefix_blocks": record.num_common_prefix_blocks
+        or [0] * len(step.engine.groups),
+        "schedule_ns": record.schedule_ns,
+        "records_lost_before": step.gap,
+        "requests": [_request_data(one) for one in step.scheduled],
+        "forwards": [_forward_data(view) for view in step.forwards],
+        "events_before": [event_data(one) for one in step.before],
+        "events": [event_data(one) for one in record.events],
+        "events_after": [event_data(one) for one in step.after],
+    }
+
+
+def _request_data(one: ScheduledRequest) -> dict[str, Any]:
+    tables = _tables(one)
+    return {
+        "number": one.request.number,
+        "request": one.request.external_id,
+        "request_id": one.request.record.request_id,
+        "num_computed_tokens": one.num_computed_tokens,
+        "num_scheduled_tokens": one.num_scheduled_tokens,
+        "hit_tokens": one.hit_tokens,
+        "resumed": one.resumed,
+        "block_ids": None if None in tables else tables,
+    }
+
+
+def _forward_data(view: ForwardView) -> dict[str, Any]:
+    record = view.record
+    descriptor = record.batch_descriptor
+    return {
+        "rank": view.worker.rank,
+        "num_reqs": record.num_reqs,
+        "request_ids": view.request_ids,
+        "prepare_ns": record.prepare_ns,
+        "forward_ns": record.forward_ns,
+        "sample_ns": record.sample_ns,
+        "batch_descriptor": None
+        if descriptor is None
+        else {name: getattr(descriptor, name) for name in descriptor.__struct_fields__},
+        "cudagraph_mode": record.cudagraph_mode,
+        "num_ubatches": record.num_ubatches,
+        "groups": [
+            {
+                "group": group.group,
+                "num_actual_tokens": group.num_actual_tokens,
+                "max_query_len": group.max_query_len,
+                "query_start_loc": group.query_start_loc,
+                "max_seq_len": group.max_seq_len,
+                "seq_lens": group.seq_lens,
+                "slot_mapping": group.slot_mapping,
+                "block_table": list(group.block_table),
+                "block_table_shape": group.record.table_shape,
+                "causal": group.record.causal,
+                "use_cascade": group.record.use_cascade,
+                "common_prefix_len": group.record.common_prefix_len,
+            }
+            for group in view.groups
+        ],
+    }

@@ -1,0 +1,172 @@
+"""`show RUN`: one row per step."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.trace.records import (
+    Allocated,
+    AnyEvent,
+    Cached,
+    CachedPartial,
+    Evicted,
+    Finished,
+    Freed,
+    Preempted,
+    from_runs,
+)
+from omnicache_cli.trace.run import Run
+from omnicache_cli.trace.steps import Step
+from omnicache_cli.trace.views.view import View, steps_of
+from omnicache_cli.trace.views.words import counted, milliseconds, phase_ns
+
+TEXT_ROWS = 1000
+"""Text shows this many steps and says how many more there are."""
+
+_COLUMNS = (
+    *("step", "reqs", "tokens", "prefill", "hit", "free", "sched", "prep", "fwd", "sample"),
+    *("requests", "blocks"),
+)
+_TITLE = "Tokens, free blocks, times in ms"
+
+
+def show_steps(run: Run, engine: str | None, *, every_step: bool) -> View:
+    """The table of steps. `every_step`: all of them (JSON), else memory stays flat."""
+    kept: list[dict[str, Any]] = []
+    num_steps = 0
+    for row in step_rows(steps_of(run, engine)):
+        num_steps += 1
+        if every_step or len(kept) < TEXT_ROWS:
+            kept.append(row)
+    sections: list[Section] = [_facts(run, num_steps)]
+    names = list(run.engines)
+    several = len({row["engine"] for row in kept}) > 1
+    for number, name in enumerate(names):
+        mine = [row for row in kept[:TEXT_ROWS] if row["engine"] == name]
+        if mine:
+            title = f"Engine {number}, {name}: {_TITLE.lower()}" if several else _TITLE
+            sections.append(Table(title, _COLUMNS, [_cells(row) for row in mine]))
+    if not num_steps:
+        sections.append(Lines("", ["no step was recorded"]))
+    elif num_steps > TEXT_ROWS:
+        more = num_steps - TEXT_ROWS
+        sections.append(
+            Lines("", [f"… and {counted(more, 'more step')}; --step N or --format json for all"])
+        )
+    report = Report(
+        "show",
+        f"Steps of {run.folder.name or run.folder}",
+        {"run": str(run.folder), "num_steps": num_steps, "steps": kept},
+        tuple(sections),
+        run.vllm_version,
+    )
+    return View(report, f"--step {kept[0]['step']}" if kept else None)
+
+
+def _facts(run: Run, num_steps: int) -> Facts:
+    engines = list(run.engines.values())
+    items: dict[str, Cell] = {"model": ", ".join(dict.fromkeys(one.model for one in engines))}
+    items["steps"] = num_steps
+    items["pool"] = ", ".join(
+        dict.fromkeys(
+            f"{one.num_gpu_blocks} blocks of {one.block_size} tokens, {len(one.groups)} KV cache "
+            f"group{'s' if len(one.groups) > 1 else ''}, prefix caching "
+            f"{'on' if one.enable_prefix_caching else 'off'}"
+            for one in engines
+        )
+    )
+    return Facts("", items)
+
+
+def step_rows(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
+    """One flat record per step, as JSON shows it."""
+    for step in steps:
+        events = step.before + step.record.events + step.after
+        prefill = num_prefill_tokens(step)
+        views = [view.record for view in step.forwards]
+        yield {
+            "engine": step.engine.engine,
+            "step": step.number,
+            "num_requests": len(step.scheduled),
+            "num_scheduled_tokens": step.num_scheduled_tokens,
+            "num_prefill_tokens": prefill,
+            "num_decode_tokens": step.num_scheduled_tokens - prefill,
+            "num_admitted": len(step.record.admitted),
+            "hit_tokens": sum(one.hit_tokens for one in step.record.admitted)
+            if step.record.admitted
+            else None,
+            **count_events(events),
+            "num_free_blocks": step.record.num_free_blocks,
+            "schedule_ns": step.record.schedule_ns,
+            "prepare_ns": phase_ns(one.prepare_ns for one in views),
+            "forward_ns": phase_ns(one.forward_ns for one in views),
+            "sample_ns": phase_ns(one.sample_ns for one in views),
+        }
+
+
+def num_prefill_tokens(step: Step) -> int:
+    """Scheduled tokens that were not sampled in the step before: prompts, and what a resumed
+    request computes again."""
+    total = 0
+    for one in step.scheduled:
+        prompt = one.request.record.num_prompt_tokens
+        if one.resumed or one.num_computed_tokens < prompt:
+            end = one.num_computed_tokens + one.num_scheduled_tokens
+            total += one.num_scheduled_tokens if one.resumed else min(end, prompt)
+            total -= 0 if one.resumed else one.num_computed_tokens
+    return total
+
+
+def count_events(events: Iterable[AnyEvent]) -> dict[str, int]:
+    """Blocks and requests that these events touch."""
+    counts = dict.fromkeys(
+        ("allocated_blocks", "cached_blocks", "evicted_blocks", "freed_blocks"), 0
+    )
+    counts |= {"num_preempted": 0, "num_finished": 0}
+    evicted: set[int] = set()  # a block may have several hashes
+    for event in events:
+        match event:
+            case Allocated():
+                counts["allocated_blocks"] += len(from_runs(event.block_ids))
+            case Cached():
+                counts["cached_blocks"] += len(from_runs(event.block_ids))
+            case CachedPartial():
+                counts["cached_blocks"] += 1
+            case Evicted():
+                evicted.add(event.block_id)
+            case Freed():
+                counts["freed_blocks"] += len(from_runs(event.block_ids))
+            case Preempted():
+                counts["num_preempted"] += 1
+            case Finished():
+                counts["num_finished"] += 1
+    counts["evicted_blocks"] = len(evicted)
+    return counts
+
+
+_REQUESTS = {"num_admitted": "admitted", "num_preempted": "preempted", "num_finished": "finished"}
+_BLOCKS = {
+    "allocated_blocks": "new",
+    "cached_blocks": "cached",
+    "evicted_blocks": "evicted",
+    "freed_blocks": "freed",
+}
+
+
+def _cells(row: dict[str, Any]) -> tuple[Cell, ...]:
+    return (
+        row["step"],
+        row["num_requests"],
+        row["num_scheduled_tokens"],
+        row["num_prefill_tokens"],
+        row["hit_tokens"],
+        row["num_free_blocks"],
+        *(milliseconds(row[f"{phase}_ns"]) for phase in ("schedule", "prepare", "forward")),
+        milliseconds(row["sample_ns"]),
+        _counts(row, _REQUESTS),
+        _counts(row, _BLOCKS),
+    )
+
+
+def _counts(row: dict[str, Any], words: dict[str, str]) -> str | None:
+    return ", ".join(f"{row[key]} {word}" for key, word in words.items() if row[key]) or None

@@ -1,0 +1,22 @@
+"""The documentation cannot drift from the commands."""
+
+from pathlib import Path
+
+import pytest
+
+from omnicache_cli.cli.app import load_command
+from omnicache_cli.cli.commands import COMMANDS
+
+DOCS = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_documented_and_shows_an_example(name: str) -> None:
+    help_text = load_command(name).help
+    assert f"`omnicache {name}" in DOCS
+    assert f"\nExample: omnicache {name}" in help_text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_listing_says_what_the_command_says_of_itself(name: str) -> None:
+    assert load_command(name).help.splitlines()[0] == COMMANDS[name].summary

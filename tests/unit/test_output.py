@@ -1,0 +1,149 @@
+"""Where results go: whole or not at all."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from omnicache_cli.errors import RefusedOutputError
+from omnicache_cli.report import output
+from omnicache_cli.report.output import check_output, deliver, note
+
+
+def test_a_result_goes_to_stdout_and_nothing_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    check_output(None, force=False)
+    deliver("result\n", None)
+    assert capsys.readouterr() == ("result\n", "")
+
+
+def test_a_file_is_whole_private_and_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hits.txt"
+    check_output(path, force=False)
+    deliver("é\n", path)
+    assert path.read_bytes() == "é\n".encode()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["hits.txt"]
+    assert capsys.readouterr() == ("", f"wrote {path}\n")
+
+
+def test_quiet_does_not_announce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deliver("x", tmp_path / "a", quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def refusal(path: Path, *, force: bool = False) -> str:
+    with pytest.raises(RefusedOutputError) as refused:
+        check_output(path, force=force)
+    return str(refused.value)
+
+
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    assert refusal(path) == f"{path} exists; pass --force to replace it"
+    check_output(path, force=True)
+    deliver("new", path, quiet=True)
+    assert path.read_text() == "new"
+
+
+def test_a_folder_is_refused_even_by_force(tmp_path: Path) -> None:
+    assert refusal(tmp_path, force=True) == f"{tmp_path} is a folder; name a file in it"
+
+
+def test_a_device_is_refused_even_by_force() -> None:
+    assert refusal(Path("/dev/null"), force=True) == (
+        "/dev/null is not a regular file; leave out -o and redirect stdout"
+    )
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "a"
+    assert refusal(path) == f"cannot write {path}: no folder {path.parent}; create it first"
+
+
+def test_a_folder_without_permission_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root
+    path = tmp_path / "a"
+    assert refusal(path) == (
+        f"cannot write {path}: no permission in {tmp_path}; name a file in a writable folder"
+    )
+
+
+def test_a_name_too_long_for_the_file_system_is_refused(tmp_path: Path) -> None:
+    assert "File name too long" in refusal(tmp_path / ("a" * 300))
+
+
+def test_a_link_stays_a_link_and_its_target_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    check_output(link, force=True)
+    deliver("new", link, quiet=True)
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+
+
+def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    assert refusal(link, force=True) == (
+        f"{link} is a link to a file that does not exist; remove it or name another file"
+    )
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a"
+    path.write_text("old")
+    monkeypatch.setattr(output.os, "fsync", full)
+    with pytest.raises(RefusedOutputError) as refused:
+        deliver("new", path)
+    assert str(refused.value) == (
+        f"cannot write {path}: No space left on device; name another file, or free some space"
+    )
+    assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["a"])
+
+
+def test_an_interrupted_write_leaves_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        deliver("new", tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_note_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    note("reading a\nb\x1b[2J")
+    assert capsys.readouterr() == ("", "reading a\\nb\\x1b[2J\n")
+
+
+def test_a_note_on_a_full_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        note("lost")
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+def test_a_note_without_a_stderr_does_not_land_in_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    note("lost")
+    monkeypatch.undo()
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,71 @@
+"""Making a run folder: nothing of the user's is ever removed."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from omnicache_cli.errors import BadTraceError, RefusedOutputError
+from omnicache_cli.trace.folder import prepare_folder, write_manifest
+from omnicache_cli.trace.manifest import Manifest, read_manifest
+
+MANIFEST = Manifest(1, "0.1.0", "0.30.0", 1, "in-process", "tiny", 1, 2, 1, 16)
+
+
+def test_a_new_folder_is_private(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "run", force=False)
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+
+
+def test_an_earlier_run_is_replaced_only_by_force(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    (tmp_path / "host.1.trace.jsonl").touch()
+    with pytest.raises(RefusedOutputError, match=r"holds a run; pass --force to replace it$"):
+        prepare_folder(tmp_path, force=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    prepare_folder(tmp_path, force=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "run.json.bak", "trace.jsonl"])
+def test_a_folder_with_a_foreign_file_is_refused_even_by_force(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run.json").touch()
+    (tmp_path / name).touch()
+    with pytest.raises(RefusedOutputError, match=f"holds '{name}', which is not part of a run"):
+        prepare_folder(tmp_path, force=True)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_link_and_a_subfolder_with_our_names_are_foreign(tmp_path: Path) -> None:
+    for make in (lambda path: path.symlink_to("/etc/hostname"), Path.mkdir):
+        folder = tmp_path / make.__name__.strip("<>")
+        folder.mkdir()
+        make(folder / "a.trace.jsonl")
+        with pytest.raises(RefusedOutputError, match="not part of a run"):
+            prepare_folder(folder, force=True)
+
+
+def test_a_file_and_a_missing_parent_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RefusedOutputError, match=r"file is a file; name a folder for the run$"):
+        prepare_folder(tmp_path / "file", force=True)
+    with pytest.raises(RefusedOutputError, match=r"no folder .*none; create it first$"):
+        prepare_folder(tmp_path / "none" / "run", force=False)
+
+
+def test_a_manifest_is_read_back_as_written_and_private(tmp_path: Path) -> None:
+    write_manifest(tmp_path, MANIFEST)
+    assert read_manifest(tmp_path) == MANIFEST
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert stat.S_IMODE((tmp_path / "run.json").stat().st_mode) == 0o600
+
+
+def test_a_run_without_a_manifest_has_none(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"schema_version": "1"}'])
+def test_a_damaged_manifest_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(BadTraceError, match=r"^cannot read .*run.json: "):
+        read_manifest(tmp_path)

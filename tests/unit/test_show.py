@@ -1,0 +1,840 @@
+"""`omnicache show`: whole outputs, as a user sees them."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnicache_cli.cli.main import exit_code_of_run
+from omnicache_cli.trace.records import (
+    BatchDescriptor,
+    CacheReset,
+    Evicted,
+    ForwardStep,
+    MultiModalSpan,
+)
+from omnicache_cli.trace.views import steps as steps_view
+from omnicache_cli.trace.views.words import runs_text
+from tests.unit.run_builder import Admit, Recording, cache_group, two_rounds, write_manifest
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Show = Callable[..., Ran]
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Show:
+    """`omnicache show` with these arguments, in this process."""
+
+    def show(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["omnicache", "show", *map(str, arguments)])
+        code = exit_code_of_run()
+        out, err = capsys.readouterr()
+        return Ran(code, out, err)
+
+    return show
+
+
+@pytest.fixture
+def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The two-round run, in the folder `run` of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = two_rounds().write(Path("run"))
+    write_manifest(folder)
+    return folder
+
+
+def busy() -> Recording:
+    """Two requests in a batch, an eviction, a preemption, a resumption, a reset."""
+    recording = Recording([cache_group(block_size=4)], num_blocks=8)
+    a, b = recording.arrive("a", 8), recording.arrive("b", 6)
+    recording.step({a: 8, b: 6}, admit={a: Admit([[1, 2]]), b: Admit([[3, 4]])})
+    events = (*recording.preempt(b), Evicted(3, 0, "00000000000000aa", b, a))
+    recording.step({a: 1}, events=events, grow={a: [[3]]})
+    recording.finish(a, 2)
+    recording.step({b: 7}, admit={b: Admit([[4, 5]], resumed=True)})
+    recording.finish(b, 2)
+    recording.after(CacheReset(True))
+    return recording
+
+
+# -- steps ------------------------------------------------------------------------------------
+
+
+def test_the_steps_are_listed_one_a_line(show: Show, rounds: Path) -> None:
+    ran = show(rounds)
+
+    assert ran.lines == [
+        "Steps of run",
+        "model  tiny",
+        "steps  5",
+        "pool   64 blocks of 16 tokens, 1 KV cache group, prefix caching on",
+        "",
+        "Tokens, free blocks, times in ms",
+        "step  reqs  tokens  prefill  hit  free  sched  prep  fwd  sample  requests    blocks",
+        "   0     1      40       40    0    40    0.1   0.5    2     0.3  1 admitted  3 new",
+        "   1     1       1        0    -    39    0.1   0.5    2     0.3  -           -",
+        "   2     1       1        0    -    38    0.1   0.5    2     0.3  1 finished  3 freed",
+        "   3     1       8        8   32    37    0.1   0.5    2     0.3  1 admitted  1 new",
+        "   4     1       1        0    -    36    0.1   0.5    2     0.3  1 finished  3 freed",
+    ]
+    assert (ran.code, ran.err) == (0, "next: omnicache show run --step 0\n")
+
+
+def test_the_steps_as_json(show: Show, rounds: Path) -> None:
+    result = show(rounds, "--format", "json", "--quiet").json
+
+    assert (result["command"], result["num_steps"]) == ("show", 5)
+    assert result["steps"][3] == {
+        "engine": "host.1.0",
+        "step": 3,
+        "num_requests": 1,
+        "num_scheduled_tokens": 8,
+        "num_prefill_tokens": 8,
+        "num_decode_tokens": 0,
+        "num_admitted": 1,
+        "hit_tokens": 32,
+        "allocated_blocks": 1,
+        "cached_blocks": 0,
+        "evicted_blocks": 0,
+        "freed_blocks": 0,
+        "num_preempted": 0,
+        "num_finished": 0,
+        "num_free_blocks": 37,
+        "schedule_ns": 100_000,
+        "prepare_ns": 500_000,
+        "forward_ns": 2_000_000,
+        "sample_ns": 300_000,
+    }
+
+
+def test_a_busy_run_names_what_happened(show: Show, tmp_path: Path) -> None:
+    ran = show(busy().write(tmp_path / "run"), "--quiet")
+
+    assert [line[66:] for line in ran.lines[-6:]] == [
+        "requests          blocks",
+        "2 admitted        4 new",
+        "1 preempted, 1    1 new, 1",
+        "finished          evicted, 5 freed",
+        "1 admitted, 1     2 new, 2 freed",
+        "finished",
+    ]
+    assert ran.err == ""
+
+
+def test_a_step_without_a_worker_record_has_no_times(show: Show, rounds: Path) -> None:
+    recording = two_rounds()
+    recording.drop(ForwardStep, 1)
+    recording.write(rounds)
+
+    assert "   1     1       1        0    -    39    0.1     -    -       -  -           -" in (
+        show(rounds).lines
+    )
+
+
+def test_a_long_run_is_cut_in_words(
+    show: Show, rounds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_view, "TEXT_ROWS", 2)
+
+    assert show(rounds).lines[-3:] == [
+        "   1     1       1        0    -    39    0.1   0.5    2     0.3  -           -",
+        "",
+        "… and 3 more steps; --step N or --format json for all",
+    ]
+    assert len(show(rounds, "--format", "json").json["steps"]) == 5
+
+
+def test_a_run_without_a_step_says_so(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    recording.arrive("a", 4)
+
+    ran = show(recording.write(tmp_path / "run"))
+
+    assert ran.lines[-1] == "no step was recorded"
+    assert (ran.code, ran.err) == (0, "")
+
+
+# -- one step ---------------------------------------------------------------------------------
+
+
+def test_a_step_as_vllm_sees_it(show: Show, rounds: Path) -> None:
+    ran = show(rounds, "--step", 3)
+
+    assert ran.lines == [
+        "Step 3 of engine host.1.0",
+        "",
+        "Scheduler",
+        "requests                    1",
+        "total_num_scheduled_tokens  8",
+        "running, waiting            1, 0",
+        "free blocks                 37",
+        "num_common_prefix_blocks    0",
+        "schedule                    0.1 ms",
+        "",
+        "Requests",
+        "request  external id  computed  scheduled  hit  blocks",
+        "#1       p0-r2              32          8   32  1, 2, 4",
+        "",
+        "Forward pass of rank 0 on cpu",
+        "num_reqs          1",
+        "batch_descriptor  -",
+        "cudagraph_mode    NONE",
+        "prepare           0.5 ms",
+        "forward           2.0 ms",
+        "sample            0.3 ms",
+        "",
+        "KV cache group 0: FullAttentionSpec, block size 16, CPUAttentionMetadata",
+        "num_actual_tokens  8",
+        "max_query_len      8",
+        "query_start_loc    0, 8",
+        "max_seq_len        40",
+        "seq_lens           40",
+        "slot_mapping       64 .. 71",
+        "block_table[0]     1, 2, 4",
+        "block_table.shape  1, 64",
+        "causal             yes",
+        "use_cascade        -",
+        "common_prefix_len  -",
+        "",
+        "Events while it was scheduled",
+        "#1 takes block 4",
+        "",
+        "Events after it",
+        "(none)",
+    ]
+    assert ran.err == 'next: omnicache show run --request "#1"\n'
+
+
+def test_a_padded_step_shows_its_padding(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    number = recording.arrive("a", 997)
+    table = [*range(1, 63), 64]
+    recording.step(
+        {number: 5},
+        admit={number: Admit([table], hit=992)},
+        padding=3,
+        descriptor=BatchDescriptor(8, 1, uniform=True),
+        cudagraph_mode="FULL",
+    )
+    recording.write(tmp_path / "run")
+
+    ran = show(tmp_path / "run", "--step", 0, "--quiet")
+
+    assert "slot_mapping       1024 .. 1028, then -1 x 3" in ran.lines
+    assert "block_table[0]     1 .. 62, 64" in ran.lines
+    assert "batch_descriptor  num_tokens 8, num_reqs 1, uniform" in ran.lines
+    data = show(tmp_path / "run", "--step", 0, "--format", "json").json
+    (group,) = data["forwards"][0]["groups"]
+    assert group["slot_mapping"] == [1024, 1025, 1026, 1027, 1028, -1, -1, -1]
+    assert group["block_table"] == [table]
+    assert data["forwards"][0]["batch_descriptor"]["num_tokens"] == 8
+
+
+def test_the_events_of_a_step_are_told_in_words(show: Show, tmp_path: Path) -> None:
+    ran = show(busy().write(tmp_path / "run"), "--step", 1, "--quiet")
+
+    assert ran.lines[ran.lines.index("Events while it was scheduled") :] == [
+        "Events while it was scheduled",
+        "#1 is preempted",
+        "#1 frees blocks 4, 3",
+        "block 3 of group 0 is evicted (hash 00000000000000aa, cached by #1); #0 takes it",
+        "#0 takes block 3",
+        "",
+        "Events after it",
+        "#0 finishes: FINISHED_STOPPED, 2 output tokens",
+        "#0 frees blocks 3 .. 1",
+    ]
+    data = show(tmp_path / "run", "--step", 1, "--format", "json").json
+    assert data["events"][1] == {"event": "free", "request": 1, "block_ids": [4, 3]}
+
+
+def test_each_group_and_rank_is_shown(show: Show, tmp_path: Path) -> None:
+    recording = Recording([cache_group(), cache_group(spec="MambaSpec", maps_slots=False)], ranks=2)
+    number = recording.arrive("a", 20)
+    recording.step({number: 20}, admit={number: Admit([[1, 2], [3, 4]])})
+
+    ran = show(recording.write(tmp_path / "run"), "--step", 0, "--quiet")
+
+    assert [line for line in ran.lines if "roup" in line or "rank" in line] == [
+        "request  external id  computed  scheduled  hit  group  blocks",
+        "Forward pass of rank 0 on cpu",
+        "Rank 0, KV cache group 0: FullAttentionSpec, block size 16, CPUAttentionMetadata",
+        "Rank 0, KV cache group 1: MambaSpec, block size 16, CPUAttentionMetadata",
+        "slot_mapping       the group maps no tokens to slots",
+        "Forward pass of rank 1 on cpu",
+        "Rank 1, KV cache group 0: FullAttentionSpec, block size 16, CPUAttentionMetadata",
+        "Rank 1, KV cache group 1: MambaSpec, block size 16, CPUAttentionMetadata",
+        "slot_mapping       the group maps no tokens to slots",
+    ]
+
+
+def test_a_step_that_is_not_there(show: Show, rounds: Path) -> None:
+    ran = show(rounds, "--step", 5)
+
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == "omnicache: run has no step 5; its steps go up to 4\n"
+
+
+# -- one request ------------------------------------------------------------------------------
+
+
+def test_the_life_of_a_request(show: Show, rounds: Path) -> None:
+    ran = show(rounds, "--request", "p0-r1")
+
+    assert ran.lines == [
+        "Request #0: p0-r1",
+        "engine         host.1.0",
+        "internal id    p0-r1-00000000",
+        "prompt tokens  40",
+        "max_tokens     16",
+        "hit tokens     0",
+        "preemptions    0",
+        "status         FINISHED_STOPPED",
+        "output tokens  3",
+        "",
+        "Life",
+        "step    what happened",
+        "0       arrives: 40 prompt tokens, max_tokens 16",
+        "0       starts to run: hit 0 of 40 tokens",
+        "0       takes blocks 1 .. 3",
+        "0       computes 40 tokens, positions 0 .. 39",
+        "1 .. 2  decodes 2 tokens, positions 40, 41",
+        "2       finishes: FINISHED_STOPPED, 3 output tokens",
+        "2       frees blocks 3 .. 1",
+    ]
+    assert ran.err == "next: omnicache show run --step 0\n"
+
+
+def test_a_preempted_request_resumes(show: Show, tmp_path: Path) -> None:
+    ran = show(busy().write(tmp_path / "run"), "--request", "b", "--quiet")
+
+    assert ran.lines[ran.lines.index("step  what happened") + 1 :] == [
+        "0     arrives: 6 prompt tokens, max_tokens 16",
+        "0     starts to run: hit 0 of 6 tokens",
+        "0     takes blocks 3, 4",
+        "0     computes 6 tokens, positions 0 .. 5",
+        "1     is preempted",
+        "1     frees blocks 4, 3",
+        "1     block 3 evicted, taken by #0",
+        "2     resumes: hit 0 of 6 tokens",
+        "2     takes blocks 4, 5",
+        "2     computes 7 tokens, positions 0 .. 6",
+        "2     finishes: FINISHED_STOPPED, 2 output tokens",
+        "2     frees blocks 5, 4",
+    ]
+
+
+def test_chunks_are_told_one_by_one(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    number = recording.arrive("a", 40)
+    recording.step({number: 16}, admit={number: Admit([[1]])})
+    recording.step({number: 24}, grow={number: [[2, 3]]})
+
+    lines = show(recording.write(tmp_path / "run"), "--request", "a").lines
+
+    assert [line for line in lines if "computes" in line] == [
+        "0     computes 16 tokens, positions 0 .. 15; 24 prompt tokens left",
+        "1     computes 24 tokens, positions 16 .. 39",
+    ]
+
+
+@pytest.mark.parametrize("name", ["p0-r2", "#1", "1", "p0-r2-00000001"])
+def test_a_request_has_three_names(name: str, show: Show, rounds: Path) -> None:
+    assert show(rounds, "--request", name).lines[0] == "Request #1: p0-r2"
+
+
+def test_an_external_id_comes_before_an_arrival_number(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    for name in ("1", "0"):
+        number = recording.arrive(name, 4)
+        recording.step({number: 4}, admit={number: Admit([[1 + number]])})
+    recording.write(tmp_path / "run")
+
+    assert show(tmp_path / "run", "--request", "1").lines[0] == "Request #0: 1"
+    assert show(tmp_path / "run", "--request", "#1").lines[0] == "Request #1: 0"
+
+
+def test_an_unknown_request_names_the_nearest(show: Show, rounds: Path) -> None:
+    ran = show(rounds, "--request", "p0_r3")
+
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == "omnicache: run has no request p0_r3; nearest: p0-r2, p0-r1\n"
+
+
+def test_an_id_that_was_used_twice_names_the_choices(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    for _ in range(2):
+        number = recording.arrive("a", 4)
+        recording.step({number: 4}, admit={number: Admit([[1 + number]])})
+
+    ran = show(recording.write(tmp_path / "run"), "--request", "a")
+
+    assert ran.code == 3
+    assert "2 requests are called a: #0 of engine host.1.0, #1 of engine host.1.0;" in ran.err
+
+
+def test_a_request_that_never_ran(show: Show, rounds: Path) -> None:
+    recording = two_rounds()
+    recording.arrive("late", 4)
+    recording.write(rounds)
+
+    ran = show(rounds, "--request", "late")
+
+    assert ran.lines[-2:] == [
+        "step  what happened",
+        "5     arrives: 4 prompt tokens, max_tokens 16",
+    ]
+    assert "status         not finished in this trace" in ran.lines
+    assert ran.err == ""
+
+
+# -- rounds -----------------------------------------------------------------------------------
+
+
+def test_the_rounds_side_by_side(show: Show, rounds: Path) -> None:
+    ran = show(rounds, "--rounds")
+
+    assert ran.lines == [
+        "2 rounds of 1 prompt",
+        "",
+        "Prompt 0: 40 tokens",
+        "round  pass            num_actual_tokens  seq_lens  hit  slot_mapping  block_table",
+        "    1  first, step 0                  40        40    0  16 .. 55      1 .. 3",
+        "    1  decode, step 1                  1        41    -  56            1 .. 3",
+        "    2  first, step 3                   8        40   32  64 .. 71      1, 2 reused; 4 new",
+        "    2  decode, step 4                  1        41    -  72            1, 2 reused; 4 new",
+    ]
+    assert ran.err == "next: omnicache show run --request p0-r2\n"
+
+
+def test_a_tail_block_that_was_taken_again_is_named(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    first = recording.arrive("p0-r1", 40)
+    recording.step({first: 40}, admit={first: Admit([[1, 2, 3]])})
+    recording.finish(first)
+    second = recording.arrive("p0-r2", 40)
+    recording.step({second: 8}, admit={second: Admit([[1, 2, 3]], hit=32)})
+    write_manifest(recording.write(tmp_path / "run"))
+
+    ran = show(tmp_path / "run", "--rounds")
+
+    assert ran.lines[-1] == (
+        "round 2: new block 3 was in the table of the first round too: freed in between and taken "
+        "again"
+    )
+
+
+def test_groups_have_a_table_each(show: Show, tmp_path: Path) -> None:
+    groups = [
+        cache_group(spec="SlidingWindowSpec", sliding_window=16),
+        cache_group(spec="MambaSpec", maps_slots=False),
+    ]
+    recording = Recording(groups)
+    first = recording.arrive("p0-r1", 40)
+    recording.step({first: 40}, admit={first: Admit([[1, 2, 3], [4, 5, 6]])})
+    second = recording.arrive("p0-r2", 40)
+    recording.step({second: 8}, admit={second: Admit([[0, 2, 7], [4, 5, 8]], hit=32)})
+    write_manifest(recording.write(tmp_path / "run"))
+
+    ran = show(tmp_path / "run", "--rounds", "-q")
+
+    assert ran.lines[2:] == [
+        "Prompt 0: 40 tokens, KV cache group 0",
+        "round  pass           num_actual_tokens  seq_lens  hit  slot_mapping  block_table",
+        "    1  first, step 0                 40        40    0  16 .. 55      1 .. 3",
+        "    2  first, step 1                  8        40   32  112 .. 119    0, 2 reused; 7 new",
+        "",
+        "Prompt 0: 40 tokens, KV cache group 1",
+        "round  pass           num_actual_tokens  seq_lens  hit  slot_mapping  block_table",
+        "    1  first, step 0                 40        40    0  no slots      4 .. 6",
+        "    2  first, step 1                  8        40   32  no slots      4, 5 reused; 8 new",
+        "",
+        "round 2: block 0 is the null block: what stood there is not needed any more (behind a "
+        "sliding",
+        "window, or before a state)",
+    ]
+
+
+def test_the_rounds_as_json_have_full_vectors(show: Show, rounds: Path) -> None:
+    first, second = show(rounds, "--rounds", "--format", "json").json["rounds"]
+
+    assert first["first_forward"]["groups"][0]["slot_mapping"] == list(range(16, 56))
+    assert second["hit_tokens"] == 32
+    assert second["first_forward"]["groups"][0] == {
+        "group": 0,
+        "seq_len": 40,
+        "slot_mapping": list(range(64, 72)),
+        "block_table": [1, 2, 4],
+        "reused_blocks": [1, 2],
+        "new_blocks": [4],
+    }
+    assert second["first_decode"]["step"] == 4
+
+
+def test_a_run_without_rounds_says_so(show: Show, rounds: Path) -> None:
+    write_manifest(rounds, num_rounds=1)
+    assert show(rounds, "--rounds") == Ran(
+        3, "", "omnicache: run has one round only; record it again with --rounds 2\n"
+    )
+
+    (rounds / "run.json").unlink()
+    assert show(rounds, "--rounds") == Ran(
+        3,
+        "",
+        "omnicache: run has no rounds: only `omnicache trace MODEL --rounds N` makes them; "
+        "try: omnicache show run\n",
+    )
+
+
+# -- check ------------------------------------------------------------------------------------
+
+
+def test_a_sound_run_passes_the_check(show: Show, rounds: Path) -> None:
+    ran = show(rounds, "--check")
+
+    assert ran.lines == [
+        "Invariants of 5 steps: all hold",
+        "no.  invariant                                                  checked                "
+        "  broken",
+        "  1  slots follow the block table                                     5  rows          "
+        "       0",
+        "  2  padding is -1, real slots are not, block 0 is not written        5  slot mappings "
+        "       0",
+        "  3  a written block has one owner                                    5  rows          "
+        "       0",
+        "  4  batch shape agrees with the scheduler                            5  forward passes"
+        "       0",
+        "  6  hit blocks were written before                                   2  hit blocks    "
+        "       0",
+    ]
+    assert (ran.code, ran.err) == (0, "next: omnicache show run --summary\n")
+
+
+def test_a_broken_run_fails_the_check(show: Show, rounds: Path) -> None:
+    recording = two_rounds()
+    recording.change_group(1, slot_mapping=[57, 1], table_shape=(2, 64))
+    recording.write(rounds)
+
+    ran = show(rounds, "--check")
+
+    assert ran.lines[0] == "Invariants of 5 steps: 2 broken"
+    assert ran.lines[ran.lines.index("Broken") :] == [
+        "Broken",
+        "4: batch shape agrees with the scheduler: step 1, rank 0, group 0",
+        "   rows of block_table",
+        "   expected 1 rows (num_reqs)",
+        "   found    2",
+        "1: slots follow the block table: step 1, rank 0, group 0, request p0-r1, row 0",
+        "   slot_mapping[0], position 40",
+        "   expected 56 = block_table[2] 3 x 16 + 8",
+        "   found    57",
+    ]
+    assert (ran.code, ran.err) == (1, "next: omnicache show run --step 1\n")
+    data = show(rounds, "--check", "--format", "json").json
+    assert (data["broken"], data["listed"]) == (2, 2)
+    assert data["violations"][1] == {
+        "invariant": 1,
+        "name": "slots follow the block table",
+        "engine": "host.1.0",
+        "step": 1,
+        "rank": 0,
+        "group": 0,
+        "request": "p0-r1",
+        "row": 0,
+        "what": "slot_mapping[0], position 40",
+        "expected": "56 = block_table[2] 3 x 16 + 8",
+        "found": "57",
+    }
+
+
+def test_many_violations_are_cut_in_words(show: Show, tmp_path: Path) -> None:
+    recording = Recording([cache_group(block_size=4)])
+    number = recording.arrive("a", 1)
+    recording.step({number: 1}, admit={number: Admit([list(range(1, 20))])})
+    for _ in range(25):
+        recording.step({number: 1})
+        recording.change_group(recording.next_step - 1, table_shape=(2, 64))
+
+    ran = show(recording.write(tmp_path / "run"), "--check")
+
+    assert ran.lines[-1] == "… and 5 more; --format json for all"
+    assert sum(line.startswith("4: batch shape") for line in ran.lines) == 20
+
+
+def test_what_was_not_checked_is_said(show: Show, rounds: Path) -> None:
+    recording = two_rounds()
+    recording.drop(ForwardStep, 2)
+    recording.write(rounds, is_finished=False)
+
+    ran = show(rounds, "--check")
+
+    assert ran.lines[ran.lines.index("Not checked") :] == [
+        "Not checked",
+        "1: 1 rows: no worker record",
+        "2: 1 slot mappings: no worker record",
+        "3: 1 rows: no worker record",
+        "4: 1 forward passes: no worker record",
+        "host.1.trace.jsonl has no end record: what its process did later is not there",
+    ]
+    assert ran.code == 0
+
+
+def test_a_run_in_which_nothing_can_be_checked_is_not_sound(show: Show, rounds: Path) -> None:
+    recording = two_rounds()
+    for step in range(5):
+        recording.drop(ForwardStep, step)
+    recording.write(rounds)
+
+    assert show(rounds, "--check") == Ran(
+        3, "", "omnicache: run: nothing could be checked: no worker record\n"
+    )
+
+
+# -- summary ----------------------------------------------------------------------------------
+
+
+def test_the_summary(show: Show, rounds: Path) -> None:
+    ran = show(rounds, "--summary")
+
+    assert ran.lines == [
+        "Summary of run",
+        "steps                    5",
+        "forward passes           5",
+        "requests                 2",
+        "finished                 2 FINISHED_STOPPED",
+        "not finished             0",
+        "prompt tokens            80",
+        "scheduled tokens         51",
+        "queried tokens           80",
+        "hit tokens               32",
+        "hit rate                 40.0 % of the queried tokens",
+        "evicted blocks           0",
+        "evicted blocks per step  0",
+        "preemptions              0",
+        "prefix cache resets      0",
+        "",
+        "Phase times",
+        "phase     steps  total ms  p50 ms  p99 ms",
+        "schedule      5       0.5     0.1     0.1",
+        "prepare       5       2.5     0.5     0.5",
+        "forward       5        10       2       2",
+        "sample        5       1.5     0.3     0.3",
+    ]
+    assert ran.err == "next: omnicache show run --check\n"
+
+
+def test_the_summary_of_a_busy_run(show: Show, tmp_path: Path) -> None:
+    data = show(busy().write(tmp_path / "run"), "--summary", "--format", "json").json
+
+    assert {name: data[name] for name in ("steps", "requests", "finished_requests")} == {
+        "steps": 3,
+        "requests": 2,
+        "finished_requests": {"FINISHED_STOPPED": 2},
+    }
+    assert (data["preemptions"], data["evicted_blocks"], data["prefix_cache_resets"]) == (1, 1, 1)
+    assert data["eviction_frequency"] == pytest.approx(1 / 3)
+    assert data["kv_cache_hit_rate"] == 0
+    assert data["modal_cache_ratio"] is None
+
+
+def test_hits_after_a_preemption_are_counted_apart_as_vllm_does(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    number = recording.arrive("a", 20)
+    other = recording.arrive("b", 4)
+    recording.step({number: 20}, admit={number: Admit([[1, 2]])})
+    recording.step({other: 4}, admit={other: Admit([[3]])}, events=recording.preempt(number))
+    recording.step({number: 5}, admit={number: Admit([[1, 2]], hit=16, resumed=True)})
+
+    ran = show(recording.write(tmp_path / "run"), "--summary", "--format", "json")
+
+    data = ran.json
+    assert (data["hit_tokens"], data["queried_tokens"], data["resumed_hit_tokens"]) == (0, 24, 16)
+    assert "hit tokens after a preemption  16" in show(tmp_path / "run", "--summary").lines
+
+
+def test_the_share_of_each_modality_in_the_hits(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    spans = [MultiModalSpan("image", 4, 20, "aa"), MultiModalSpan("image", 30, 10, "bb")]
+    a, b = (recording.arrive(name, 50, multimodal=spans) for name in ("a", "b"))
+    recording.step({a: 50}, admit={a: Admit([[1, 2, 3, 4]])})
+    recording.step({b: 18}, admit={b: Admit([[1, 2, 5, 6]], hit=32)})
+    recording.write(tmp_path / "run")
+
+    data = show(tmp_path / "run", "--summary", "--format", "json").json
+    assert data["modal_cache_ratio"] == {"image": 22 / 32, "text": 10 / 32}
+
+    lines = show(tmp_path / "run", "--summary").lines
+    assert lines[lines.index("Hit tokens by modality") + 1 :][:3] == [
+        "modality  tokens  share",
+        "image         22  68.8 %",
+        "text          10  31.2 %",
+    ]
+
+
+def test_a_cache_that_was_never_asked_has_no_hit_rate(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    recording.arrive("a", 4)
+    recording.write(tmp_path / "run", is_finished=False)
+
+    data = show(tmp_path / "run", "--summary", "--format", "json").json
+
+    assert data["kv_cache_hit_rate"] is None
+    assert data["eviction_frequency"] is None
+    assert data["modal_cache_ratio"] is None
+    assert (data["requests"], data["unfinished_requests"]) == (1, 1)
+    assert data["phases"]["sample"] == {
+        "steps": 0,
+        "total_ns": None,
+        "p50_ns": None,
+        "p99_ns": None,
+    }
+    lines = show(tmp_path / "run", "--summary").lines
+    assert "hit rate                 not known: the prefix cache was never asked" in lines
+    assert lines[-2:] == [
+        "Incomplete",
+        "host.1.trace.jsonl has no end record: its process was stopped, or is still running",
+    ]
+
+
+# -- engines, options -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("host.1", "host.2"):
+        recording = Recording(engine=f"{name}.0")
+        number = recording.arrive("a", 20)
+        recording.step({number: 20}, admit={number: Admit([[1, 2]])})
+        recording.write(Path("run"), name=name)
+    return Path("run")
+
+
+def test_each_engine_has_its_table(show: Show, two_engines: Path) -> None:
+    assert [line for line in show(two_engines).lines if line.startswith("Engine")] == [
+        "Engine 0, host.1.0: tokens, free blocks, times in ms",
+        "Engine 1, host.2.0: tokens, free blocks, times in ms",
+    ]
+
+
+@pytest.mark.parametrize("engine", ["1", "host.2.0"])
+def test_one_engine_can_be_chosen(engine: str, show: Show, two_engines: Path) -> None:
+    ran = show(two_engines, "--step", 0, "--engine", engine)
+    assert ran.lines[0] == "Step 0 of engine host.2.0"
+
+    ran = show(two_engines, "--request", "a", "--engine", engine)
+    assert "engine         host.2.0" in ran.lines
+
+    data = show(two_engines, "--summary", "--engine", engine, "--format", "json").json
+    assert (data["steps"], data["requests"]) == (1, 1)
+
+
+def test_several_engines_want_a_choice(show: Show, two_engines: Path) -> None:
+    assert show(two_engines, "--step", 0) == Ran(
+        3,
+        "",
+        "omnicache: 2 engines have a step 0; pass --engine: 0 (host.1.0), 1 (host.2.0)\n",
+    )
+    assert show(two_engines, "--request", "a").code == 3
+    assert show(two_engines, "--engine", 2) == Ran(
+        3, "", "omnicache: run has no engine 2; choose: 0 (host.1.0), 1 (host.2.0)\n"
+    )
+
+
+def test_modes_exclude_each_other(show: Show, rounds: Path) -> None:
+    assert show(rounds, "--check", "--step", 1) == Ran(
+        2, "", "omnicache: --step and --check cannot be combined; give one of them\n"
+    )
+
+
+def test_a_file_is_written_and_not_overwritten(show: Show, rounds: Path) -> None:
+    assert show(rounds, "--summary", "-o", "s.json", "-q") == Ran(0, "", "")
+    assert json.loads(Path("s.json").read_text())["steps"] == 5
+    assert show(rounds, "-o", "s.json").code == 3
+    assert show(rounds, "-o", "s.json", "--force", "-q").code == 0
+
+
+def test_a_damaged_run_is_bad_input(show: Show, rounds: Path) -> None:
+    path = rounds / "host.1.trace.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"schedule"', b'"shedule"', 1))
+
+    ran = show(rounds)
+
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("omnicache: run/host.1.trace.jsonl:5: not a trace record")
+
+
+def test_a_damaged_vector_is_bad_input(show: Show, rounds: Path) -> None:
+    recording = two_rounds()
+    recording.change_group(3, slot_mapping=[64, 1 << 40])
+    recording.write(rounds)
+
+    assert show(rounds, "--step", 3).code == 3
+    assert show(rounds, "--check").code == 3
+
+
+@pytest.mark.parametrize(
+    "mode", [[], ["--step", 0], ["--request", "a"], ["--check"], ["--summary"]]
+)
+def test_text_fits_100_columns(mode: list[object], show: Show, tmp_path: Path) -> None:
+    recording = Recording(num_blocks=1 << 20)
+    number = recording.arrive("a", 100_000)
+    recording.next_step = 123_456
+    table = [7 * index + 100_000 for index in range(6250)]
+    recording.step({number: 100_000}, admit={number: Admit([table])})
+    recording.next_step = 0
+    other = recording.arrive("b", 16)
+    recording.step({number: 1, other: 16}, admit={other: Admit([[1]])}, grow={number: [[2]]})
+
+    ran = show(recording.write(tmp_path / "run"), *mode)
+
+    assert ran.out != ""
+    assert max(map(len, ran.lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([], "empty"),
+        ([5], "5"),
+        ([-1], "-1 x 1"),
+        ([1, 2], "1, 2"),
+        ([1, 2, 3], "1 .. 3"),
+        ([3, 2, 1], "3 .. 1"),
+        ([7, 7], "7, 7"),
+        ([7, 7, 7], "7 x 3"),
+        ([*range(1, 63), 64], "1 .. 62, 64"),
+        ([1024, 1025, 1026, -1, -1, -1], "1024 .. 1026, then -1 x 3"),
+        ([4, -1, 5], "4, -1 x 1, 5"),
+        ([0, 0, 0, 4, 5], "0 x 3, 4, 5"),
+    ],
+)
+def test_vectors_print_as_runs(values: list[int], text: str) -> None:
+    assert runs_text(values) == text
+
+
+def test_a_long_list_of_runs_is_cut_only_when_asked() -> None:
+    values = [10, 20, 30, 40, 50, 60]
+
+    assert runs_text(values) == "10, 20, 30, 40, 50, 60"
+    assert runs_text(values, most=4) == "10, 20, 30, 2 more runs, 60"
+    assert runs_text(values, most=5) == "10, 20, 30, 40, 50, 60"
