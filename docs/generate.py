@@ -46,7 +46,7 @@ RECORDED: dict[str, str] = {
     "BlockPool.reset_prefix_cache": "event `reset`",
     "GPUModelRunner.__init__": "attaches a probe to the model runner",
     "GPUModelRunner.execute_model": "reads the mark of the step; start of the `prepare` time",
-    "GPUModelRunner._model_forward": "reads the forward context; `forward` record",
+    "GPUModelRunner._model_forward": "reads the forward context for the `forward` or `rank` record",
     "GPUModelRunner.sample_tokens": "the `sample` time",
 }
 """What the wrapper of each hook point does. A key too few or too many stops the generator."""
@@ -56,13 +56,13 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2
-    stale = [path for path, text in generated().items() if _read(path) != text]
-    for path in stale:
+    stale = {path: text for path, text in generated().items() if _read(path) != text}
+    for path, text in stale.items():
         name = path.relative_to(DOCS.parent)
         if arguments:
             print(f"{name} differs from the code; run: make docs", file=sys.stderr)
         else:
-            path.write_text(generated()[path], encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
             print(f"wrote {name}")
     return 1 if stale and arguments else 0
 
@@ -126,8 +126,9 @@ def hook_table() -> str:
 
 
 def _schema(kind: Any, title: str, description: str) -> dict[str, Any]:
-    head = {"$schema": DIALECT, "title": title, "description": description}
-    return head | _without_discriminators(msgspec.json.schema(kind))
+    head: dict[str, Any] = {"$schema": DIALECT, "title": title, "description": description}
+    head |= _without_discriminators(msgspec.json.schema(kind))
+    return head
 
 
 def _without_discriminators(node: Any) -> Any:

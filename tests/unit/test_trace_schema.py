@@ -44,6 +44,8 @@ TRACE_SCHEMA = json.loads((DOCS / "trace.schema.json").read_text(encoding="utf-8
 RUN_SCHEMA = json.loads((DOCS / "run.schema.json").read_text(encoding="utf-8"))
 a_line = jsonschema.Draft202012Validator(TRACE_SCHEMA)
 a_manifest = jsonschema.Draft202012Validator(RUN_SCHEMA)
+TAGS = {one.__struct_config__.tag: one.__name__ for one in get_args(records.AnyRecord)}
+"""Type of a record -> its name in the schema."""
 
 
 def eventful() -> Recording:
@@ -123,9 +125,8 @@ def test_every_line_of_a_run_follows_the_schema(make: Any, tmp_path: Path) -> No
 
 def test_the_eventful_run_has_every_record_and_every_event(tmp_path: Path) -> None:
     lines = lines_of(eventful(), tmp_path / "run")
-    tags = {one.__struct_config__.tag for one in get_args(records.AnyRecord)}
     events = {one.__struct_config__.tag for one in get_args(records.AnyEvent)}
-    assert {line["type"] for line in lines} == tags
+    assert {line["type"] for line in lines} == set(TAGS)
     assert {event[0] for line in lines for event in line.get("events", [])} == events
 
 
@@ -150,16 +151,8 @@ def test_a_wrong_line_does_not_follow_the_schema(name: str, tmp_path: Path) -> N
 
 def test_a_line_that_lacks_a_field_does_not_follow_the_schema(tmp_path: Path) -> None:
     for line in lines_of(two_rounds(), tmp_path / "run"):
-        for required in TRACE_SCHEMA["$defs"][_definition_of(line)]["required"]:
+        for required in TRACE_SCHEMA["$defs"][TAGS[line["type"]]]["required"]:
             assert not a_line.is_valid({k: v for k, v in line.items() if k != required}), required
-
-
-def _definition_of(line: dict[str, Any]) -> str:
-    return next(
-        one.__name__
-        for one in get_args(records.AnyRecord)
-        if one.__struct_config__.tag == line["type"]
-    )
 
 
 def test_a_manifest_follows_its_schema(tmp_path: Path) -> None:
@@ -196,3 +189,28 @@ def test_every_field_is_explained(struct: type[msgspec.Struct]) -> None:
     assert missing == []
     tag = struct.__struct_config__.tag
     assert tag is None or tag in words
+
+
+def examples_of(text: str) -> list[dict[str, Any]]:
+    """Every JSON object of a page's json blocks: one a line, or one over many lines."""
+    found = []
+    for block in re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        pieces = block.splitlines() if block.startswith('{"') else [block]
+        found += [json.loads(piece) for piece in pieces]
+    return found
+
+
+def test_the_examples_in_the_docs_follow_the_schemas() -> None:
+    examples = examples_of((DOCS / "trace-format.md").read_text(encoding="utf-8"))
+    lines = [one for one in examples if "type" in one]
+    assert {one["type"] for one in lines} == set(TAGS)
+    for line in lines:
+        a_line.validate(line)
+    (manifest,) = [one for one in examples if "type" not in one]
+    a_manifest.validate(manifest)
+
+
+def test_the_example_workload_in_the_docs_is_the_one_in_the_examples_folder() -> None:
+    shown = examples_of((DOCS / "trace.md").read_text(encoding="utf-8"))
+    example = (DOCS.parent / "examples" / "prompts.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line) for line in example.splitlines()] == shown[:-1]
