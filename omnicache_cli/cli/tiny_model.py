@@ -12,6 +12,9 @@ from omnicache_cli.report.formats import render
 from omnicache_cli.report.model import Facts, Report
 from omnicache_cli.report.output import check_output, deliver, note
 
+FIRST_TRACE = '--block-size 32 --rounds 2 --prompt "The cache remembers every full block." -o run'
+"""Options with which the second round of a one-token-per-character model hits a block."""
+
 
 def _kinds() -> dict[str, str]:
     from omnicache_cli.engine.tiny_kinds import TINY_MODEL_KINDS
@@ -68,4 +71,4 @@ def tiny_model(
     report = Report("tiny-model", "Tiny model", facts, (Facts("", facts),))
     deliver(render(report, format, output), output, quiet=quiet)
     if not quiet:
-        note(f'next: omnicache trace {quote(str(directory))} --prompt "The cache remembers" -o run')
+        note(f"next: omnicache trace {quote(str(directory))} {FIRST_TRACE}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnicache_cli.cli.commands import COMMAND_TO_RUN
-from omnicache_cli.cli.options import Force, OutputFormat, Quiet
+from omnicache_cli.cli.options import Force, Quiet
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.errors import (
     EXIT_DIFFERS,
@@ -127,7 +127,15 @@ def trace(
     with_token_ids: Annotated[
         bool, typer.Option("--with-token-ids", help="Record the prompts' token ids too.")
     ] = False,
-    format: OutputFormat = None,
+    all_ranks: Annotated[
+        bool,
+        typer.Option(
+            "--all-ranks", help="Record every tensor-parallel rank in full, not by a digest."
+        ),
+    ] = False,
+    format: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Of the totals at the end.")
+    ] = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -137,14 +145,14 @@ def trace(
     --concurrency N at a time, or each at its arrival_step. Sampling is greedy. Behind -- any
     command may stand that ends in a vLLM engine: a server, a benchmark, your own script.
 
-    Example: omnicache trace tiny --prompt "The cache remembers" --rounds 2 -o run
+    Example: omnicache trace tiny --block-size 32 --prompt "$(cat README.md)" --rounds 2 -o run
 
-    Example: omnicache trace -o run -- vllm serve tiny --port 8000
+    Example: omnicache trace -o run -- python -m vllm.entrypoints.openai.api_server --model tiny
     """
     folder = run or Path(time.strftime("run-%Y%m%d-%H%M%S"))
     command = context.meta.get(COMMAND_TO_RUN)
     if command is not None:
-        code = _trace_command(context, command, folder, force, with_token_ids)
+        code = _trace_command(context, command, folder)
         if not is_traced(folder):
             raise typer.Exit(_say_untraced(folder, code))
         summary = report_run(folder, format, to_stderr=True)
@@ -198,6 +206,7 @@ def _trace_model(context: typer.Context, folder: Path) -> None:
             folder,
             force=given["force"],
             token_ids=given["with_token_ids"],
+            all_ranks=given["all_ranks"],
             on_finished=advance,
         )
     if not given["quiet"]:
@@ -205,9 +214,7 @@ def _trace_model(context: typer.Context, folder: Path) -> None:
             note(line)
 
 
-def _trace_command(
-    context: typer.Context, command: list[str], folder: Path, force: bool, token_ids: bool
-) -> int:
+def _trace_command(context: typer.Context, command: list[str], folder: Path) -> int:
     """Run the command behind `--`; its exit code."""
     from omnicache_cli.engine.command import trace_command
 
@@ -218,7 +225,14 @@ def _trace_command(
             raise UsageError(f"{shown} cannot be combined with a command; leave it out")
     if not command:
         raise UsageError("no command behind --; write: omnicache trace -o RUN -- python serve.py")
-    return trace_command(command, folder, force=force, token_ids=token_ids)
+    given = context.params
+    return trace_command(
+        command,
+        folder,
+        force=given["force"],
+        token_ids=given["with_token_ids"],
+        all_ranks=given["all_ranks"],
+    )
 
 
 def _say_untraced(folder: Path, code: int) -> int:

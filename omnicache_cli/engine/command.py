@@ -30,7 +30,12 @@ FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 def trace_command(
-    command: Sequence[str], folder: Path, *, force: bool = False, token_ids: bool = False
+    command: Sequence[str],
+    folder: Path,
+    *,
+    force: bool = False,
+    token_ids: bool = False,
+    all_ranks: bool = False,
 ) -> int:
     """Run a command with its vLLM processes traced into `folder`; its exit code as a shell's.
 
@@ -48,7 +53,7 @@ def trace_command(
         program=Path(command[0]).name,
     )
     write_manifest(folder, manifest)
-    variables = tracing_variables(folder, os.environ, token_ids=token_ids)
+    variables = tracing_variables(folder, os.environ, token_ids=token_ids, all_ranks=all_ranks)
     try:
         process = subprocess.Popen(command, env={**os.environ, **variables})
     except OSError as error:

@@ -85,6 +85,15 @@ def check_model(model: str) -> str:
     return model
 
 
+def check_workload(options: EngineOptions, workload: Workload) -> None:
+    """UsageError: the workload cannot be sent in this layout."""
+    if workload.has_arrivals and options.engine_process:
+        raise UsageError(
+            "arrival_step needs the in-process layout: an engine in its own process steps on its "
+            "own; leave out --engine-process"
+        )
+
+
 class Engine:
     """One running engine of this process. Use as a context manager: it leaves no child behind."""
 
@@ -131,11 +140,7 @@ class Engine:
         Prompts with an arrival_step arrive before that step of their round, or as soon as the
         engine is idle; the others as soon as fewer than `concurrency` run.
         """
-        if workload.has_arrivals and self.options.engine_process:
-            raise UsageError(
-                "arrival_step needs the in-process layout: an engine in its own process steps on "
-                "its own; leave out --engine-process"
-            )
+        check_workload(self.options, workload)
         outcomes = []
         for number in range(workload.num_rounds):
             for outcome in self._round(workload, number):
@@ -266,8 +271,12 @@ def _image(path: Path) -> Any:
 
 def _audio(path: Path) -> Any:
     """(samples, sampling rate in Hz), mono."""
-    import soundfile
-
+    try:
+        import soundfile
+    except ModuleNotFoundError as error:
+        raise EngineMissingError(
+            f"cannot read the audio {path}: soundfile is not installed; pip install soundfile"
+        ) from error
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, RuntimeError) as error:

@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from omnicache_cli.engine.launch import (
     EngineOptions,
     Outcome,
     check_engine_args,
+    check_workload,
     prepare_environment,
     vllm_version,
 )
@@ -27,16 +29,19 @@ from omnicache_cli.trace.manifest import Manifest
 from omnicache_cli.trace.records import SCHEMA_VERSION
 from omnicache_cli.trace.workload import Workload
 
+HIDDEN = "(hidden)"
+_SECRET = re.compile(r"(token|key|secret|password)$", re.IGNORECASE)
+
 
 @contextmanager
-def tracing(folder: Path, *, token_ids: bool = False) -> Iterator[None]:
+def tracing(folder: Path, *, token_ids: bool = False, all_ranks: bool = False) -> Iterator[None]:
     """Trace this process, and the vLLM processes it starts, while the block runs.
 
     Enter it before the engine is made. Children end their files when they leave.
     """
     from omnicache_cli.engine.probe import install, recorder
 
-    variables = tracing_variables(folder, os.environ, token_ids=token_ids)
+    variables = tracing_variables(folder, os.environ, token_ids=token_ids, all_ranks=all_ranks)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     install.install(variables[ENVIRONMENT_VARIABLE])
@@ -58,6 +63,7 @@ def trace_workload(
     *,
     force: bool = False,
     token_ids: bool = False,
+    all_ranks: bool = False,
     on_finished: Callable[[Outcome], None] | None = None,
 ) -> list[str]:
     """Record a workload into `folder`. Returns what the user should know about the settings.
@@ -65,6 +71,7 @@ def trace_workload(
     The folder is made only when the engine's arguments have been accepted; its manifest says
     whether the run ended in order.
     """
+    check_workload(options, workload)
     prepare_environment(engine_process=options.engine_process)
     check_engine_args(options)
     args = {**_lora_args(workload), **options.args}
@@ -81,11 +88,12 @@ def trace_workload(
         num_rounds=workload.num_rounds,
         concurrency=workload.concurrency,
         max_tokens=workload.max_tokens,
-        engine_args=args,
+        ignore_eos=workload.ignore_eos,
+        engine_args=without_secrets(args),
     )
     write_manifest(folder, manifest)
     try:
-        with tracing(folder, token_ids=token_ids), Engine(options) as engine:
+        with tracing(folder, token_ids=token_ids, all_ranks=all_ranks), Engine(options) as engine:
             engine.run(workload, on_finished)
             notes = engine.notes
     except BaseException as error:
@@ -93,6 +101,17 @@ def trace_workload(
         raise
     _finish_manifest(folder, manifest, finished=True)
     return notes
+
+
+def without_secrets(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine arguments as they may stand in a file: values of tokens, keys and passwords hidden."""
+    shown: dict[str, Any] = {}
+    for name, value in args.items():
+        if isinstance(value, Mapping):
+            shown[name] = without_secrets(value)
+        else:
+            shown[name] = HIDDEN if value is not None and _SECRET.search(str(name)) else value
+    return shown
 
 
 def _finish_manifest(folder: Path, manifest: Manifest, **changes: Any) -> None:

@@ -41,13 +41,14 @@ class BatchDigest:
 def digest_of(view: ForwardView) -> str:
     """The digest of a forward pass that was recorded in full."""
     digest = BatchDigest(view.request_ids)
+    on_device = "slot_mapping" in view.worker.read_from  # a digest cannot wait for the copy
     for group in view.groups:
         digest.add_numbers((group.num_actual_tokens, group.max_query_len, group.max_seq_len))
         table = group.block_table
         vectors = (
             group.query_start_loc,
             group.seq_lens,
-            group.slot_mapping,
+            None if on_device else group.slot_mapping,
             [len(row) for row in table],
             [block for row in table for block in row],
         )

@@ -24,6 +24,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     num_rounds: int = 1
     concurrency: int | None = None
     max_tokens: int | None = None  # the option; a prompt may carry its own
+    ignore_eos: bool = False
     engine_args: dict[str, Any] = {}
     program: str | None = None  # name of the command's program, without its arguments
     finished: bool = False

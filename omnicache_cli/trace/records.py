@@ -23,6 +23,9 @@ Runs = list[int]
 NO_REQUEST = -1
 """Request number of an event that no request caused."""
 
+MISSING_HOOK = "missing "
+"""Begins the name, among `End.probe_errors`, of a method that this vLLM does not have."""
+
 MAX_VECTOR_LENGTH = 1 << 24
 """Longest vector that runs may expand to: a damaged length must not eat the reader's memory."""
 
@@ -185,7 +188,7 @@ class HashesMoved(Event, frozen=True, tag="move"):
 
 
 class Freed(Event, frozen=True, tag="free"):
-    """`request` gave blocks back; these reached reference count 0, in eviction order."""
+    """`request` gave blocks back; these reached reference count 0, in the order they were given."""
 
     request: int
     block_ids: Runs
@@ -343,7 +346,7 @@ class End(Record, frozen=True, tag="end"):
     dropped: int
     probe_errors: dict[str, int]  # hook -> errors counted inside our own code
     probe_ns: int  # total time inside our wrappers
-    last_error: str | None = None
+    first_error: str | None = None  # of our own: hook, class of the error and place
 
 
 AnyRecord = (

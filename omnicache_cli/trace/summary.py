@@ -92,6 +92,7 @@ class Summary:
     preemptions: int = 0
     resets: int = 0
     dropped_records: int = 0
+    v2_model_runner: bool = False
     unfinished_files: list[str] = field(default_factory=list)
     unjoined_forwards: int = 0
     probe_errors: Counter[str] = field(default_factory=Counter)
@@ -144,6 +145,9 @@ def summarize(
         summary.broken_invariants = checker.num_broken
     if steps is None:
         _add_arrivals(summary, run.never_scheduled)
+    summary.v2_model_runner = any(
+        one.options.get("use_v2_model_runner") for one in run.engines.values()
+    )
     summary.unjoined_forwards = run.unjoined_forwards
     summary.dropped_records = run.dropped
     for file in run.files:

@@ -101,7 +101,7 @@ def _prompt(line: PromptLine, where: str, folder: Path) -> Prompt:
         raise BadInputError(f"{where}: arrival_step is {line.arrival_step}; steps start at 0")
     lora = Lora(line.lora) if isinstance(line.lora, str) else line.lora
     if lora is not None:
-        lora = Lora(str(folder / lora.path), lora.name or Path(lora.path).name)
+        lora = Lora(_adapter(folder, lora.path, where), lora.name or Path(lora.path).name)
     return Prompt(
         line.prompt,
         line.prompt_token_ids,
@@ -111,6 +111,17 @@ def _prompt(line: PromptLine, where: str, folder: Path) -> Prompt:
         lora,
         line.max_tokens,
         line.arrival_step,
+    )
+
+
+def _adapter(folder: Path, path: str, where: str) -> str:
+    """A folder, or a hub id as it stands."""
+    if (folder / path).is_dir():
+        return str(folder / path)
+    if path.count("/") == 1 and not path.startswith((".", "/", "~")):
+        return path
+    raise BadInputError(
+        f"{where}: no LoRA folder {folder / path}; paths are relative to the prompts file"
     )
 
 

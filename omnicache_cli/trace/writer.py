@@ -47,6 +47,8 @@ class RankFileWriter:
                 return
             try:
                 if self.num_records % CHECK_EVERY == 0 and os.fstat(self._fd).st_nlink == 0:
+                    self.num_dropped += self.num_records  # all that was written is gone with it
+                    self.num_records = 0
                     raise FileNotFoundError("the rank file was removed")
                 if self._gap:
                     self._append(Gap(self._gap))

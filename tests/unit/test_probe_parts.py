@@ -202,14 +202,26 @@ class FakeBuffer:
         return self.values
 
 
-def test_a_copy_from_a_device_is_read_only_when_it_has_arrived() -> None:
+def test_a_copy_from_a_device_is_read_once_and_only_when_it_has_arrived() -> None:
     torch = FakeTorch()
     copy = PinnedCopy(torch, 8, np.int64)
     assert copy.take() is None
     assert copy.start([5, 6, -1])
-    assert copy.take() is None  # on its way: not waited for
-    assert not copy.start([1])  # and not overwritten
     torch.done = True
     assert copy.take().tolist() == [5, 6, -1]
-    assert copy.take() is None  # each copy is read once
+    assert copy.take() is None
     assert not copy.start(list(range(9)))  # longer than any batch of this engine
+    assert copy.take() is None
+
+
+def test_a_step_never_gets_the_slots_of_the_step_before() -> None:
+    torch = FakeTorch()
+    copy = PinnedCopy(torch, 8, np.int64)
+    assert copy.start([5, 6, -1])
+    assert copy.take() is None  # on its way: given up, not waited for
+    assert not copy.start([1])  # and its buffer is not written over
+    torch.done = True
+    assert copy.take() is None
+    assert copy.start([2])
+    torch.done = True
+    assert copy.take().tolist() == [2]

@@ -16,6 +16,7 @@ def read(text: str, folder: Path = Path()) -> list[Prompt]:
 def test_every_field_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
     (tmp_path / "a.png").touch()
     (tmp_path / "b.wav").touch()
+    (tmp_path / "adapter").mkdir()
     line = (
         '{"prompt": "hello", "images": ["a.png"], "audio": ["b.wav"], "cache_salt": "s", '
         '"lora": {"path": "adapter", "name": "x"}, "max_tokens": 3, "arrival_step": 7}'
@@ -35,9 +36,11 @@ def test_every_field_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
     ]
 
 
-def test_an_adapter_without_a_name_is_called_like_its_folder() -> None:
-    (prompt,) = read('{"prompt": "x", "lora": "adapters/sql"}')
-    assert prompt.lora == Lora("adapters/sql", "sql")
+def test_an_adapter_without_a_name_is_called_like_its_folder_or_hub_id(tmp_path: Path) -> None:
+    (tmp_path / "adapters" / "sql").mkdir(parents=True)
+    line = '{"prompt": "x", "lora": "adapters/sql"}'
+    assert read(line, tmp_path)[0].lora == Lora(str(tmp_path / "adapters" / "sql"), "sql")
+    assert read(line)[0].lora == Lora("adapters/sql", "sql")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,8 @@ def test_an_adapter_without_a_name_is_called_like_its_folder() -> None:
         ('{"prompt": "x", "arrival_step": -1}', r"^p:2: arrival_step is -1; steps start at 0"),
         ('{"prompt": "x", "images": ["none.png"]}', r"^p:2: no image file none.png; paths are"),
         ('{"prompt": "x", "audio": ["none.wav"]}', r"^p:2: no audio file none.wav; paths are"),
+        ('{"prompt": "x", "lora": "none"}', r"^p:2: no LoRA folder none; paths are relative"),
+        ('{"prompt": "x", "lora": "a/b/c"}', r"^p:2: no LoRA folder a/b/c; paths are relative"),
         ("[" * 100_000, r"^p:2: not a prompt"),
     ],
 )

@@ -15,6 +15,7 @@ import msgspec
 
 from omnicache_cli.engine.probe import recorder
 from omnicache_cli.engine.probe.hooks import HOOKS, wrap
+from omnicache_cli.trace.records import MISSING_HOOK
 
 
 def install(settings: str) -> None:
@@ -48,7 +49,7 @@ def wrap_module(module: ModuleType) -> None:
                 recording = recorder.current()
                 if recording is not None:
                     missing = AttributeError(f"{module.__name__}.{class_name}.{method}")
-                    recording.note_error(f"missing {class_name}.{method}", missing)
+                    recording.note_error(f"{MISSING_HOOK}{class_name}.{method}", missing)
                 continue
             wrap(owner, method, make)
 

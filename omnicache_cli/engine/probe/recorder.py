@@ -42,7 +42,7 @@ class Recorder:
         self.probe_ns = 0  # time inside our own code
         self.num_dropped = 0  # before there was a file to write to
         self.errors: Counter[str] = Counter()
-        self.last_error: str | None = None
+        self.first_error: str | None = None
         self.closed = False
         self.on_close: list[Callable[[], None]] = []  # sources that hold a record back
         self._writer: RankFileWriter | None = None
@@ -82,7 +82,7 @@ class Recorder:
     def note_error(self, hook: str, error: BaseException) -> None:
         """Count an error of our own; its text may name types and numbers, never prompts."""
         self.errors[hook] += 1
-        if self.last_error is None:
+        if self.first_error is None:
             frame = error.__traceback__
             while frame is not None and frame.tb_next is not None:
                 frame = frame.tb_next
@@ -91,7 +91,7 @@ class Recorder:
                 if frame
                 else "?"
             )
-            self.last_error = f"{hook}: {type(error).__name__} at {where}"
+            self.first_error = f"{hook}: {type(error).__name__} at {where}"
 
     def salt_digest(self, salt: str) -> str:
         """A keyed digest: equal salts compare equal within this run, the salt stays secret."""
@@ -115,7 +115,7 @@ class Recorder:
                     dropped=writer.num_dropped + self.num_dropped,
                     probe_errors=dict(self.errors),
                     probe_ns=self.probe_ns,
-                    last_error=self.last_error,
+                    first_error=self.first_error,
                 )
             )
         self.closed = True

@@ -135,13 +135,16 @@ class RunnerProbe:
         return {
             "num_reqs": len(request_ids),
             "groups": [
-                self._group_fields(number, group, live[0]) for number, group in enumerate(live)
+                self._group_fields(number, group, live[0], reordered=rows is not None)
+                for number, group in enumerate(live)
             ],
             "new_requests": new,
             "rows": rows,
         }
 
-    def _group_fields(self, number: int, group: LiveGroup, first: LiveGroup) -> dict[str, Any]:
+    def _group_fields(
+        self, number: int, group: LiveGroup, first: LiveGroup, *, reordered: bool
+    ) -> dict[str, Any]:
         starts, lens = group.query_start_loc, group.seq_lens
         shared = group is not first
         if group.device_slot_mapping is not None:
@@ -155,7 +158,9 @@ class RunnerProbe:
             else runs_of(starts),
             "seq_lens": None if shared and _same(lens, first.seq_lens) else lens.tolist(),
             "table_shape": group.table_shape,
-            "block_table": self._tables[number].changes(group.block_table, group.num_blocks),
+            "block_table": self._tables[number].changes(
+                group.block_table, group.num_blocks, reordered=reordered
+            ),
             "causal": group.causal,
             "use_cascade": group.use_cascade,
             "common_prefix_len": group.common_prefix_len,

@@ -21,9 +21,12 @@ class TableMirror:
         self._used = np.empty(0, dtype=np.int32)
         self._turn = 0
 
-    def changes(self, table: np.ndarray, used: np.ndarray) -> list[tuple[int, int, Runs]]:
+    def changes(
+        self, table: np.ndarray, used: np.ndarray, *, reordered: bool = False
+    ) -> list[tuple[int, int, Runs]]:
         """Rows that differ: (row, first differing column, ids from there to the row's end).
 
+        A large table whose rows hold the requests they held before is looked at a part at a time.
         `table` is (at least num_reqs, columns), `used` (num_reqs,) the columns in use.
         """
         num_rows = len(used)
@@ -31,7 +34,7 @@ class TableMirror:
         self._grow(num_rows, width)
         cells, now = self._cells[:num_rows, :width], table[:num_rows, :width]
         known = self._used[:num_rows]
-        if cells.size <= FULL_COMPARE_CELLS:
+        if reordered or cells.size <= FULL_COMPARE_CELLS:
             unequal = cells != now
             if not unequal.any() and not (known != used).any():
                 self._used[num_rows:] = 0

@@ -3,6 +3,7 @@
 from typing import Any
 
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.trace.records import MISSING_HOOK
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import Summary, summarize
 from omnicache_cli.trace.views.view import View, steps_of
@@ -93,7 +94,20 @@ def _warnings(summary: Summary) -> list[str]:
         lines.append(f"{summary.dropped_records} records could not be written and are missing")
     if summary.unjoined_forwards:
         lines.append(f"{summary.unjoined_forwards} forward passes belong to no recorded step")
-    lines += [f"{count} probe errors in {hook}" for hook, count in summary.probe_errors.items()]
+    if summary.num_steps and not summary.num_forwards:
+        reason = (
+            "this vLLM runs Model Runner V2, which is not traced yet"
+            if summary.v2_model_runner
+            else "no worker process wrote a record"
+        )
+        lines.append(f"no forward pass was recorded: {reason}")
+    for hook, count in summary.probe_errors.items():
+        what = hook.removeprefix(MISSING_HOOK)
+        lines.append(
+            f"{count} probe errors in {hook}"
+            if what == hook
+            else f"this vLLM has no {what}: what the probe reads there is missing"
+        )
     return lines
 
 
