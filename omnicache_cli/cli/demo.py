@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Quiet
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.errors import EXIT_DIFFERS, EXIT_ENGINE_FAILED
@@ -76,7 +77,7 @@ def demo(
     from omnicache_cli.engine.tiny_models import build_tiny_model
 
     prepare_environment(engine_process=False)
-    with _folder(keep) as folder:
+    with termination_as_interrupt(), _folder(keep) as folder:
         picture = folder / "picture.png"
         _say("building a tiny Qwen2.5-VL with random weights", quiet)
         build_tiny_model("image", folder / "model", force=force)

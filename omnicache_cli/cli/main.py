@@ -16,6 +16,9 @@ from omnicache_cli.errors import (
     OmnicacheError,
 )
 
+MAX_SHOWN_PATH = 200
+"""Characters of a refused path that an error shows."""
+
 
 def main() -> None:
     sys.exit(exit_code_of_run())
@@ -38,14 +41,23 @@ def exit_code_of_run() -> int:
         _say("interrupted")
         return EXIT_INTERRUPTED
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            _say(f"cannot write: {error.strerror}; free some space, or name a file elsewhere")
+        elif error.filename is not None:  # a path that the system refuses, wherever it was used
+            _say(f"cannot use {_shown(error.filename)}: {error.strerror}; name another path")
+        else:
             return _report_bug()
-        _say(f"cannot write: {error.strerror}; free some space, or name a file elsewhere")
         _drop_stdout()
         return EXIT_BAD_INPUT
     except Exception:  # Python would exit with 1, which here means "checked, and it differs"
         return _report_bug()
     return code
+
+
+def _shown(path: object) -> str:
+    """A path that fits into one line."""
+    text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path)
+    return text if len(text) <= MAX_SHOWN_PATH else f"{text[:MAX_SHOWN_PATH]}…"
 
 
 def _answer_version() -> int:

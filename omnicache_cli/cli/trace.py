@@ -1,5 +1,6 @@
 """`omnicache trace`: run a workload through a real vLLM engine and record every step."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnicache_cli.cli.commands import COMMAND_TO_RUN
+from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Quiet
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.errors import (
     EXIT_DIFFERS,
     EXIT_DONE,
     EXIT_ENGINE_FAILED,
+    BadInputError,
     EngineFailedError,
+    RefusedOutputError,
     UsageError,
 )
 from omnicache_cli.report.formats import Format, render
@@ -149,6 +153,7 @@ def trace(
 
     Example: omnicache trace -o run -- python -m vllm.entrypoints.openai.api_server --model tiny
     """
+    _check_surroundings()
     folder = run or Path(time.strftime("run-%Y%m%d-%H%M%S"))
     command = context.meta.get(COMMAND_TO_RUN)
     if command is not None:
@@ -158,13 +163,23 @@ def trace(
         summary = report_run(folder, format, to_stderr=True)
     else:
         code = EXIT_DONE
-        _trace_model(context, folder)
-        summary = report_run(folder, format)
+        dropped = _trace_model(context, folder)
+        if not is_traced(folder):
+            raise EngineFailedError(
+                f"no record could be kept in {folder}: the folder was removed, or there is no "
+                "room; name another folder"
+            )
+        summary = report_run(folder, format, dropped=dropped)
     if not quiet:
         hint = " --check" if summary.broken_invariants else ""
         note(f"next: omnicache show {quote(str(folder))}{hint}")
     if code == EXIT_DONE:
-        if summary.dropped_records or not summary.num_steps:
+        if summary.dropped_records:
+            raise EngineFailedError(
+                f"at least {summary.dropped_records} records could not be written; {folder} is "
+                "incomplete: free some space or name another folder, and record again"
+            )
+        if not summary.num_steps:
             code = EXIT_ENGINE_FAILED
         elif summary.broken_invariants:
             code = EXIT_DIFFERS
@@ -172,8 +187,18 @@ def trace(
         raise typer.Exit(code)
 
 
-def _trace_model(context: typer.Context, folder: Path) -> None:
-    """Send the workload to an engine of our own."""
+def _check_surroundings() -> None:
+    """What vLLM needs and would fail for after half a minute, without saying so."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise BadInputError("the current folder was removed; change to another one") from error
+    if sys.stdout is None:
+        raise RefusedOutputError("stdout is closed; vLLM needs one: redirect it to a file")
+
+
+def _trace_model(context: typer.Context, folder: Path) -> int:
+    """Send the workload to an engine of our own; the number of records that were lost."""
     from omnicache_cli.engine import launch
     from omnicache_cli.engine.tracing import trace_workload
 
@@ -199,8 +224,9 @@ def _trace_model(context: typer.Context, folder: Path) -> None:
     workload = Workload(
         sent, given["rounds"], given["concurrency"], given["max_tokens"], given["ignore_eos"]
     )
-    with request_progress(workload.num_requests, quiet=given["quiet"]) as advance:
-        notes = trace_workload(
+    progress = request_progress(workload.num_requests, quiet=given["quiet"])
+    with termination_as_interrupt(), progress as advance:
+        traced = trace_workload(
             options,
             workload,
             folder,
@@ -210,8 +236,9 @@ def _trace_model(context: typer.Context, folder: Path) -> None:
             on_finished=advance,
         )
     if not given["quiet"]:
-        for line in notes:
+        for line in traced.notes:
             note(line)
+    return traced.dropped_records
 
 
 def _trace_command(context: typer.Context, command: list[str], folder: Path) -> int:
@@ -246,9 +273,12 @@ def _say_untraced(folder: Path, code: int) -> int:
     return code
 
 
-def report_run(folder: Path, format: Format | None, *, to_stderr: bool = False) -> "Summary":
+def report_run(
+    folder: Path, format: Format | None, *, dropped: int = 0, to_stderr: bool = False
+) -> "Summary":
     """Read the run back, check its invariants, and print its totals.
 
+    `dropped`: lost records that this process knows of; a full disk may not hold their count.
     stdout belongs to a command that was run: then the totals go to stderr.
     """
     from omnicache_cli.trace.invariants import InvariantChecker
@@ -258,6 +288,7 @@ def report_run(folder: Path, format: Format | None, *, to_stderr: bool = False) 
 
     run = Run(folder)
     summary = summarize(run, checker=InvariantChecker())
+    summary.dropped_records = max(summary.dropped_records, dropped)
     text = render(summary_report(run, summary, "trace"), format, None)
     if to_stderr:
         for line in text.splitlines():
@@ -269,12 +300,13 @@ def report_run(folder: Path, format: Format | None, *, to_stderr: bool = False) 
 
 def read_workload(texts: list[str], prompts: str | None) -> tuple[Prompt, ...]:
     """The prompts of --prompt and --prompts. UsageError: there are none."""
-    from omnicache_cli.errors import BadInputError
     from omnicache_cli.trace.workload import read_prompts
 
     workload = [Prompt(text, None) for text in texts]
     if "" in texts:
         raise UsageError("a --prompt is empty; vLLM needs at least one token")
+    if prompts == "-" and sys.stdin is None:
+        raise UsageError("--prompts - reads stdin, which is closed; name a file")
     if prompts == "-":
         workload += read_prompts(sys.stdin.buffer, name="stdin", folder=Path())
     elif prompts is not None:

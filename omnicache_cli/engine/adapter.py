@@ -15,6 +15,11 @@ HASH_BYTES = 8
 _UNMAPPED_SPECS = frozenset({"MambaSpec", "EncoderOnlyAttentionSpec"})
 
 
+def plain(text: Any) -> str:
+    """Text that JSON can hold: a file name or an id may have bytes that are no UTF-8."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
 def short_hash(block_hash: bytes) -> str:
     """The trailing bytes of a block hash, in hex."""
     return block_hash[-HASH_BYTES:].hex()
@@ -50,7 +55,7 @@ def engine_source(scheduler: Any, *, source: int, engine: str) -> EngineSource:
     return EngineSource(
         source=source,
         engine=engine,
-        model=str(model.model),
+        model=plain(model.model),
         scheduler_class=f"{type(scheduler).__module__}.{type(scheduler).__qualname__}",
         num_gpu_blocks=int(kv_cache.num_blocks),
         block_size=int(scheduler.block_size),
@@ -98,7 +103,7 @@ def multimodal_spans(request: Any) -> list[MultiModalSpan]:
             str(feature.modality),
             int(feature.mm_position.offset),
             int(feature.mm_position.length),
-            str(feature.identifier),
+            plain(feature.identifier),
         )
         for feature in request.mm_features
     ]
@@ -121,7 +126,7 @@ def request_record(
     return RequestRecord(
         source=source,
         request=number,
-        request_id=str(request.request_id),
+        request_id=plain(request.request_id),
         arrival_ns=arrival_ns,
         arrival_step=arrival_step,
         num_prompt_tokens=int(request.num_prompt_tokens),
@@ -129,7 +134,7 @@ def request_record(
         block_hashes=[short_hash(one) for one in request.block_hashes],
         extra_keys=_extra_keys(request, hash_block_size, digest_salt),
         multimodal=multimodal_spans(request),
-        lora_name=None if lora is None else str(lora.name),
+        lora_name=None if lora is None else plain(lora.name),
         lora_id=None if lora is None else int(lora.adapter_id),
         cache_salt=None if salt is None else digest_salt(salt),
         skip_reading_prefix_cache=bool(request.skip_reading_prefix_cache),
@@ -164,7 +169,7 @@ def _key_text(key: Any, salt: str | None, digest_salt: Callable[[str], str]) -> 
     """One extra key as text: a LoRA name, a salt's digest, or multimodal hash@offset in block."""
     if isinstance(key, str):
         # a salt that equals a LoRA's name is hidden too: better than to show a secret
-        return f"salt:{digest_salt(key)}" if key == salt else f"lora:{key}"
+        return f"salt:{digest_salt(key)}" if key == salt else f"lora:{plain(key)}"
     if isinstance(key, tuple) and len(key) == 2:
-        return f"mm:{key[0]}@{key[1]}"
+        return plain(f"mm:{key[0]}@{key[1]}")
     return f"embeds:{key.hex() if isinstance(key, bytes) else key}"

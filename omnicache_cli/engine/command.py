@@ -20,7 +20,7 @@ import msgspec
 
 from omnicache_cli import __version__
 from omnicache_cli.engine.environment import tracing_variables
-from omnicache_cli.errors import BadInputError
+from omnicache_cli.errors import BadInputError, RefusedOutputError
 from omnicache_cli.trace.folder import prepare_folder, write_manifest
 from omnicache_cli.trace.manifest import Manifest
 from omnicache_cli.trace.records import SCHEMA_VERSION
@@ -43,7 +43,7 @@ def trace_command(
     """
     if shutil.which(command[0]) is None:
         raise BadInputError(f"cannot run {command[0]}: no such program; check the command after --")
-    prepare_folder(folder, force=force)
+    new = prepare_folder(folder, force=force)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         tool_version=__version__,
@@ -58,9 +58,11 @@ def trace_command(
         process = subprocess.Popen(command, env={**os.environ, **variables})
     except OSError as error:
         _finish(folder, manifest, error=type(error).__name__)
+        new.give_back()
         raise BadInputError(
             f"cannot run {command[0]}: {error.strerror or error}; check the command after --"
         ) from error
+    new.keep()
     with _forwarding(process):
         code = process.wait()
     _finish(folder, manifest, finished=True, exit_code=code)
@@ -68,7 +70,7 @@ def trace_command(
 
 
 def _finish(folder: Path, manifest: Manifest, **changes: Any) -> None:
-    with contextlib.suppress(OSError):  # the folder may be gone or full
+    with contextlib.suppress(RefusedOutputError):  # the folder may be gone or full
         write_manifest(folder, msgspec.structs.replace(manifest, **changes))
 
 

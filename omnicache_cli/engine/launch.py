@@ -10,7 +10,10 @@ import dataclasses
 import difflib
 import logging
 import os
+import shutil
 import sys
+import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +28,9 @@ from omnicache_cli.trace.workload import Lora, Prompt, Workload
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 """KV cache on a CPU when nothing is asked for: vLLM's own default is 92% of the memory."""
+
+SHUTDOWN_SECONDS = 60
+"""vLLM's own 5 seconds are too few for a busy machine: the engine core is then killed."""
 
 _MEMORY_ARGS = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
 
@@ -72,7 +78,10 @@ def check_engine_args(options: EngineOptions) -> None:
 
 def check_model(model: str) -> str:
     """A folder with a config.json, or a hub id. BadInputError: it looks like a path, not there."""
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError as error:
+        raise BadInputError(f"cannot read the model path {model}: {error}") from error
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInputError(f"{path} holds no config.json; name the folder of a model")
@@ -104,6 +113,12 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.options = options
+        self._closed = threading.Event()
+        self._sockets: Path | None = None
+        if options.engine_process:
+            # vLLM leaves its sockets behind
+            self._sockets = Path(tempfile.mkdtemp(prefix="omnicache-"))
+            os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
         self.notes: list[str] = []
         self._loras: dict[Lora, Any] = {}
         args = {"use_tqdm_on_load": False, **options.args}
@@ -117,7 +132,13 @@ class Engine:
         try:
             self._engine = LLMEngine.from_engine_args(engine_args(model=options.model, **args))
         except Exception as error:
+            self._remove_sockets()
             raise EngineFailedError(f"vLLM did not start: {first_line(error)}") from error
+        if options.engine_process:
+            watch = threading.Thread(
+                target=_fail_when_dead, args=(self._engine.engine_core, self._closed), daemon=True
+            )
+            watch.start()
 
     def __enter__(self) -> "Engine":
         return self
@@ -127,10 +148,12 @@ class Engine:
 
     def close(self) -> None:
         """Stop the engine and its processes. Harmless when called again."""
+        self._closed.set()
         engine, self._engine = self._engine, None
         if engine is not None:
             with contextlib.suppress(Exception):
-                engine.engine_core.shutdown()
+                engine.engine_core.shutdown(timeout=SHUTDOWN_SECONDS)
+        self._remove_sockets()
 
     def run(
         self, workload: Workload, on_finished: Callable[[Outcome], None] | None = None
@@ -218,6 +241,12 @@ class Engine:
                     tuple(output.outputs[0].token_ids),
                 )
 
+    def _remove_sockets(self) -> None:
+        if self._sockets is not None:
+            os.environ.pop("VLLM_RPC_BASE_PATH", None)
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets = None
+
     def _lora(self, lora: Lora | None) -> Any:
         if lora is None:
             return None
@@ -228,10 +257,24 @@ class Engine:
         return self._loras[lora]
 
 
+def _fail_when_dead(client: Any, closed: threading.Event) -> None:
+    """vLLM's client waits for ever for an engine core that was killed: end its wait."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    while not closed.wait(0.5):
+        if client.resources.engine_dead:
+            client.outputs_queue.put(EngineDeadError())
+            return
+
+
 def parse_engine_value(text: str) -> Any:
     """The VALUE of --engine KEY=VALUE: JSON where it is JSON, else a string."""
     try:
         return msgspec.json.decode(text.encode())
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise UsageError(
+            f"the value of --engine {text[:40]!r}… is neither JSON nor plain text ({error})"
+        ) from error
     except msgspec.DecodeError:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
@@ -289,6 +332,8 @@ def first_line(error: BaseException) -> str:
     text = str(error)
     if hasattr(error, "errors"):  # pydantic counts its errors in the first line
         with contextlib.suppress(Exception):
-            text = error.errors()[0]["msg"]
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            text = f"{where}: {first['msg']}" if where else first["msg"]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -7,8 +7,9 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,17 +25,23 @@ from omnicache_cli.engine.launch import (
     vllm_version,
 )
 from omnicache_cli.engine.plugin import ENVIRONMENT_VARIABLE
+from omnicache_cli.errors import RefusedOutputError
 from omnicache_cli.trace.folder import prepare_folder, write_manifest
 from omnicache_cli.trace.manifest import Manifest
 from omnicache_cli.trace.records import SCHEMA_VERSION
 from omnicache_cli.trace.workload import Workload
+
+if TYPE_CHECKING:
+    from omnicache_cli.engine.probe.recorder import Recorder
 
 HIDDEN = "(hidden)"
 _SECRET = re.compile(r"(token|key|secret|password)$", re.IGNORECASE)
 
 
 @contextmanager
-def tracing(folder: Path, *, token_ids: bool = False, all_ranks: bool = False) -> Iterator[None]:
+def tracing(
+    folder: Path, *, token_ids: bool = False, all_ranks: bool = False
+) -> Iterator["Recorder"]:
     """Trace this process, and the vLLM processes it starts, while the block runs.
 
     Enter it before the engine is made. Children end their files when they leave.
@@ -44,9 +51,9 @@ def tracing(folder: Path, *, token_ids: bool = False, all_ranks: bool = False) -
     variables = tracing_variables(folder, os.environ, token_ids=token_ids, all_ranks=all_ranks)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    install.install(variables[ENVIRONMENT_VARIABLE])
+    recording = install.install(variables[ENVIRONMENT_VARIABLE])
     try:
-        yield
+        yield recording
     finally:
         for name, value in before.items():
             if value is None:
@@ -54,6 +61,14 @@ def tracing(folder: Path, *, token_ids: bool = False, all_ranks: bool = False) -
             else:
                 os.environ[name] = value
         recorder.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What the launching process knows of a recording that the run folder may not say."""
+
+    notes: list[str]  # about the engine's settings
+    dropped_records: int  # of this process
 
 
 def trace_workload(
@@ -65,18 +80,18 @@ def trace_workload(
     token_ids: bool = False,
     all_ranks: bool = False,
     on_finished: Callable[[Outcome], None] | None = None,
-) -> list[str]:
-    """Record a workload into `folder`. Returns what the user should know about the settings.
+) -> Traced:
+    """Record a workload into `folder`.
 
-    The folder is made only when the engine's arguments have been accepted; its manifest says
-    whether the run ended in order.
+    The folder is made only when the engine's arguments have been accepted, and an earlier run in
+    it is removed only when the engine is up. The manifest says whether the run ended in order.
     """
     check_workload(options, workload)
     prepare_environment(engine_process=options.engine_process)
     check_engine_args(options)
     args = {**_lora_args(workload), **options.args}
     options = dataclasses.replace(options, args=args)
-    prepare_folder(folder, force=force)
+    new = prepare_folder(folder, force=force)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         tool_version=__version__,
@@ -91,16 +106,19 @@ def trace_workload(
         ignore_eos=workload.ignore_eos,
         engine_args=without_secrets(args),
     )
-    write_manifest(folder, manifest)
     try:
-        with tracing(folder, token_ids=token_ids, all_ranks=all_ranks), Engine(options) as engine:
+        write_manifest(folder, manifest)
+        recorded = tracing(folder, token_ids=token_ids, all_ranks=all_ranks)
+        with recorded as recording, Engine(options) as engine:
+            new.keep()
             engine.run(workload, on_finished)
             notes = engine.notes
     except BaseException as error:
         _finish_manifest(folder, manifest, error=type(error).__name__)
+        new.give_back()
         raise
     _finish_manifest(folder, manifest, finished=True)
-    return notes
+    return Traced(notes, recording.dropped)
 
 
 def without_secrets(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +134,7 @@ def without_secrets(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _finish_manifest(folder: Path, manifest: Manifest, **changes: Any) -> None:
     # The folder may be gone, or the disk full: the report says what was lost.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(RefusedOutputError):
         write_manifest(folder, msgspec.structs.replace(manifest, **changes))
 
 

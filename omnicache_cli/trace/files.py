@@ -41,12 +41,21 @@ def read_records(path: Path) -> Iterator[AnyRecord]:
     naming file and line.
     """
     try:
+        if not path.is_file():
+            raise BadTraceError(f"{path} is no regular file; name a run folder of omnicache trace")
         with path.open("rb") as stream:
             yield from _decode_lines(path, stream)
     except OSError as error:
         raise BadTraceError(
             f"cannot read {path}: {error.strerror or error}; name a run folder of `omnicache trace`"
         ) from error
+
+
+def read_header(path: Path) -> Header:
+    """The header alone. BadTraceError: the file is no trace, or of another schema."""
+    header = next(read_records(path))
+    assert isinstance(header, Header)
+    return header
 
 
 def _decode_lines(path: Path, stream: Iterator[bytes]) -> Iterator[AnyRecord]:

@@ -1,23 +1,47 @@
-"""A run folder from the writing side: made, refused, cleared, and its manifest written."""
+"""A run folder from the writing side: made, refused, replaced, and its manifest written."""
 
 import contextlib
 import os
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from omnicache_cli.errors import RefusedOutputError
-from omnicache_cli.trace.files import SUFFIX
-from omnicache_cli.trace.manifest import MANIFEST_NAME, Manifest
+from omnicache_cli.errors import BadTraceError, RefusedOutputError
+from omnicache_cli.trace.files import SUFFIX, read_header
+from omnicache_cli.trace.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 FOLDER_MODE = 0o700
 
 
-def prepare_folder(folder: Path, *, force: bool) -> None:
-    """Make an empty run folder. With `force` an earlier run in it is removed, nothing else is.
+@dataclass(slots=True)
+class NewFolder:
+    """A fresh run folder; an earlier run that it replaces is kept beside it until it is settled."""
 
-    RefusedOutputError: it holds a run and `force` is not given, holds other files, or cannot
-    be made.
+    path: Path
+    replaced: Path | None = None
+
+    def keep(self) -> None:
+        """The new run stands: remove the one that it replaces. Harmless when repeated."""
+        if self.replaced is not None:
+            shutil.rmtree(self.replaced, ignore_errors=True)
+            self.replaced = None
+
+    def give_back(self) -> None:
+        """Nothing came of the new run: put the earlier one back, where there is one."""
+        if self.replaced is not None:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self.path)
+                self.replaced.rename(self.path)
+            self.replaced = None
+
+
+def prepare_folder(folder: Path, *, force: bool) -> NewFolder:
+    """Make an empty run folder. With `force` it may take the place of an earlier run.
+
+    RefusedOutputError: the folder holds a run and `force` is not given, holds other files, or
+    cannot be made. Nothing but files that omnicache wrote is ever removed.
     """
     try:
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -43,24 +67,48 @@ def prepare_folder(folder: Path, *, force: bool) -> None:
         raise RefusedOutputError(
             f"cannot write into {folder}: no permission; name a folder of your own"
         )
-    for entry in entries:
-        entry.unlink()
+    return _replacing(folder) if entries else NewFolder(folder)
+
+
+def _replacing(folder: Path) -> NewFolder:
+    place = Path(os.path.realpath(folder))
+    aside = place.with_name(f".{place.name}.replaced-{os.getpid()}")
+    try:
+        place.rename(aside)
+        place.mkdir(mode=FOLDER_MODE)
+    except OSError as error:
+        raise RefusedOutputError(
+            f"cannot replace {folder}: {error.strerror or error}; name another folder"
+        ) from error
+    return NewFolder(place, aside)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace run.json as a whole. OSError: it cannot be written."""
+    """Replace run.json as a whole. RefusedOutputError: it cannot be written."""
     temporary = folder / f".{MANIFEST_NAME}.{os.getpid()}"
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
         temporary.replace(folder / MANIFEST_NAME)
+    except OSError as error:
+        raise RefusedOutputError(
+            f"cannot write into {folder}: {error.strerror or error}; free some space or name "
+            "another folder"
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def _is_ours(path: Path) -> bool:
+    """A file that omnicache wrote, by its content and not by its name alone."""
     if path.is_symlink() or not path.is_file():
         return False
-    return path.name == MANIFEST_NAME or path.name.endswith(SUFFIX)
+    with contextlib.suppress(BadTraceError):
+        if path.name == MANIFEST_NAME:
+            return read_manifest(path.parent) is not None
+        if path.name.endswith(SUFFIX):
+            read_header(path)
+            return True
+    return False

@@ -50,11 +50,13 @@ def parse_request_name(name: str, num_rounds: int) -> tuple[int, int] | None:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a run folder; None where another launcher made the run."""
     path = folder / MANIFEST_NAME
+    if path.exists() and not path.is_file():
+        raise BadTraceError(f"{path} is no regular file; remove it")
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadTraceError(
             f"cannot read {path}: {error}; remove it to read the run without its rounds"
         ) from error

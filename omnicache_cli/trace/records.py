@@ -8,7 +8,7 @@ This module owns the shape of the records. It does not know vLLM, files or how r
 Units: `_ns` nanoseconds, `_tokens` tokens, times relative to `Header.monotonic_ns` of the file.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,13 +20,27 @@ Runs = list[int]
 """An integer vector as flat pairs start, length, start, length, ...: [16, 3, 40, 1, 7, -3] is
 16 17 18 40 7 6 5. A negative length counts down."""
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""A number of tokens, blocks, records or bytes."""
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]
+"""A number of tokens of one request or one batch, or a position in it."""
+
+Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+"""A number of batch rows, or one of them."""
+
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 26)]
+"""Tokens in a block."""
+
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+
 NO_REQUEST = -1
 """Request number of an event that no request caused."""
 
 MISSING_HOOK = "missing "
 """Begins the name, among `End.probe_errors`, of a method that this vLLM does not have."""
 
-MAX_VECTOR_LENGTH = 1 << 24
+MAX_VECTOR_LENGTH = 1 << 22
 """Longest vector that runs may expand to: a damaged length must not eat the reader's memory."""
 
 
@@ -47,8 +61,8 @@ class Header(Record, frozen=True, tag="header"):
     host: str
     pid: int
     process: str  # multiprocessing's process name: MainProcess, EngineCore, ...
-    started_unix_ns: int
-    monotonic_ns: int  # zero of every *_ns instant in this file
+    started_unix_ns: Nanoseconds
+    monotonic_ns: Nanoseconds  # zero of every *_ns instant in this file
     versions: dict[str, str] = {}  # python, torch, vllm_omni, ... where installed
 
 
@@ -56,10 +70,10 @@ class CacheGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """One KV cache group: layers that share one block table."""
 
     spec: str  # class name of vLLM's KVCacheSpec
-    block_size: int  # tokens in one block of the pool
-    num_layers: int
+    block_size: BlockSize  # tokens in one block of the pool
+    num_layers: Count
     layer_names: list[str]
-    page_size_bytes: int  # one block of one layer
+    page_size_bytes: Count  # one block of one layer
     maps_slots: bool  # False: the group has no token-to-slot mapping (mamba)
     sliding_window: int | None = None
     num_kv_heads: int | None = None
@@ -75,9 +89,9 @@ class EngineSource(Record, frozen=True, tag="engine"):
     engine: str  # unique in the run: host.pid.n of the scheduler; joins workers to it
     model: str
     scheduler_class: str
-    num_gpu_blocks: int  # pool size, the null block 0 included
-    block_size: int  # scheduler's block size, tokens
-    hash_block_size: int  # tokens under one entry of Request.block_hashes
+    num_gpu_blocks: Count  # pool size, the null block 0 included
+    block_size: BlockSize  # scheduler's block size, tokens
+    hash_block_size: BlockSize  # tokens under one entry of Request.block_hashes
     enable_prefix_caching: bool
     groups: list[CacheGroup]
     kv_cache_tensors: list[dict[str, Any]]  # size in bytes, layers: as in vLLM's KVCacheConfig
@@ -97,7 +111,7 @@ class WorkerSource(Record, frozen=True, tag="worker"):
     pp_rank: int
     device: str
     metadata_classes: list[str]  # per group; "" where the group has no metadata object
-    kernel_block_sizes: list[int]  # per group, tokens under one block_table entry of the kernel
+    kernel_block_sizes: list[BlockSize]  # per group, tokens of a block of the kernel
     kv_cache_shapes: dict[str, list[int]]  # layer -> shape of its KV cache tensor on this rank
     kv_cache_dtype: str
     read_from: dict[str, str] = {}  # field -> where it was read, if not the metadata object
@@ -107,8 +121,8 @@ class MultiModalSpan(msgspec.Struct, frozen=True, array_like=True):
     """One multimodal item of a prompt: its placeholder tokens and its hash."""
 
     modality: str
-    offset: int  # first placeholder token
-    length: int  # placeholder tokens
+    offset: Tokens  # first placeholder token
+    length: Tokens  # placeholder tokens
     hash: str  # what vLLM puts into the block hash
 
 
@@ -118,10 +132,10 @@ class RequestRecord(Record, frozen=True, tag="request"):
     source: int
     request: int  # arrival number in this source
     request_id: str  # vLLM's internal id
-    arrival_ns: int
-    arrival_step: int  # the step that could be the first to schedule it
-    num_prompt_tokens: int
-    max_tokens: int
+    arrival_ns: Nanoseconds
+    arrival_step: Count  # the step that could be the first to schedule it
+    num_prompt_tokens: Tokens
+    max_tokens: Tokens
     block_hashes: list[str]  # last 8 bytes of each Request.block_hashes entry, in hex
     extra_keys: list[tuple[int, list[str]]] = []  # (hash block index, keys), where there are any
     multimodal: list[MultiModalSpan] = []
@@ -167,7 +181,7 @@ class CachedPartial(Event, frozen=True, tag="cache_partial"):
     request: int
     group: int
     block_id: int
-    num_tokens: int
+    num_tokens: Tokens
 
 
 class Evicted(Event, frozen=True, tag="evict"):
@@ -201,7 +215,7 @@ class Preempted(Event, frozen=True, tag="preempt"):
 class Finished(Event, frozen=True, tag="finish"):
     request: int
     status: str  # vLLM's RequestStatus name
-    num_output_tokens: int
+    num_output_tokens: Tokens
 
 
 class CacheReset(Event, frozen=True, tag="reset"):
@@ -232,9 +246,9 @@ class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     request: int
-    num_computed_tokens: int  # hit_tokens + external tokens
-    hit_tokens: int  # local prefix-cache hit
-    queried_tokens: int  # 0: the cache was not asked (off, or the request skips it)
+    num_computed_tokens: Tokens  # hit_tokens + external tokens
+    hit_tokens: Tokens  # local prefix-cache hit
+    queried_tokens: Tokens  # 0: the cache was not asked (off, or the request skips it)
     block_ids: list[Runs]  # whole table, per group
     resumed: bool = False
 
@@ -244,14 +258,14 @@ class SchedulerStep(Record, frozen=True, tag="schedule"):
 
     source: int
     step: int
-    start_ns: int
-    schedule_ns: int
-    num_running: int
-    num_waiting: int
-    num_free_blocks: int
+    start_ns: Nanoseconds
+    schedule_ns: Nanoseconds
+    num_running: Count
+    num_waiting: Count
+    num_free_blocks: Count
     scheduled: list[int] | None = None  # requests; None: those of the previous step, in order
-    num_scheduled_tokens: list[int] | None = None  # aligned with scheduled; None: all 1
-    num_computed_tokens: list[int] | None = None  # None: previous computed + previous scheduled
+    num_scheduled_tokens: list[Tokens] | None = None  # aligned with scheduled; None: all 1
+    num_computed_tokens: list[Tokens] | None = None  # None: previous computed + previous scheduled
     admitted: list[Admission] = []
     new_block_ids: list[tuple[int, list[Runs]]] = []  # running requests: additions, per group
     events: list[AnyEvent] = []
@@ -265,7 +279,7 @@ class AfterStep(Record, frozen=True, tag="after"):
 
     source: int
     step: int  # the latest scheduled step; -1 before the first
-    at_ns: int
+    at_ns: Nanoseconds
     events: list[AnyEvent]
 
 
@@ -276,27 +290,27 @@ class GroupForward(msgspec.Struct, frozen=True, omit_defaults=True):
     `block_table` are read from the live tensors, not derived.
     """
 
-    num_actual_tokens: int | None
-    max_query_len: int | None
-    max_seq_len: int | None
+    num_actual_tokens: Tokens | None
+    max_query_len: Tokens | None
+    max_seq_len: Tokens | None
     query_start_loc: Runs | None = None  # (num_reqs + 1,)
-    seq_lens: list[int] | None = None  # (num_reqs,)
+    seq_lens: list[Tokens] | None = None  # (num_reqs,)
     slot_mapping: Runs | None = None  # (num_tokens,) without the trailing -1; or `slots`, or unread
     slots: list[int] | None = None  # the same, one by one: in decode steps runs would be longer
-    num_slot_padding: int = 0  # trailing -1 entries of slot_mapping
+    num_slot_padding: Tokens = 0  # trailing -1 entries of slot_mapping
     table_shape: tuple[int, int] | None = None  # shape of the live block_table tensor
     block_table: list[
-        tuple[int, int, Runs]
+        tuple[Rows, Tokens, Runs]
     ] = []  # rows that changed: (row, first column, ids to its end)
     causal: bool | None = None
     use_cascade: bool | None = None
-    common_prefix_len: int | None = None
+    common_prefix_len: Tokens | None = None
 
 
 class BatchDescriptor(msgspec.Struct, frozen=True, omit_defaults=True):
     """vLLM's BatchDescriptor: the padded batch a CUDA graph is chosen by."""
 
-    num_tokens: int
+    num_tokens: Tokens
     num_reqs: int | None = None
     uniform: bool = False
     has_lora: bool = False
@@ -308,11 +322,11 @@ class ForwardStep(Record, frozen=True, tag="forward"):
 
     source: int
     step: int  # SchedulerStep.step; -1 when the step carried no mark
-    start_ns: int  # of execute_model
-    prepare_ns: int  # execute_model until the model is called
-    forward_ns: int  # the model call; on a GPU the launch, not the kernels
-    sample_ns: int | None  # sample_tokens; None where this rank does not sample
-    num_reqs: int
+    start_ns: Nanoseconds  # of execute_model
+    prepare_ns: Nanoseconds  # execute_model until the model is called
+    forward_ns: Nanoseconds  # the model call; on a GPU the launch, not the kernels
+    sample_ns: Nanoseconds | None  # sample_tokens; None where this rank does not sample
+    num_reqs: Rows
     groups: list[GroupForward]
     new_requests: list[tuple[int, str]] = []  # row name -> internal id; names are used again
     rows: list[int] | None = None  # row name per batch row; None: as in the previous step
@@ -326,26 +340,26 @@ class RankStep(Record, frozen=True, tag="rank"):
 
     source: int
     step: int
-    start_ns: int
-    prepare_ns: int
-    forward_ns: int
-    sample_ns: int | None
+    start_ns: Nanoseconds
+    prepare_ns: Nanoseconds
+    forward_ns: Nanoseconds
+    sample_ns: Nanoseconds | None
     digest: str  # see trace/digest.py; equals that of the first rank's ForwardStep
 
 
 class Gap(Record, frozen=True, tag="gap"):
     """Records were lost here (a write failed); what follows restates its state in full."""
 
-    dropped: int
+    dropped: Count
 
 
 class End(Record, frozen=True, tag="end"):
     """Last line of a process that ended in order. A file without it was cut short."""
 
-    records: int
-    dropped: int
+    records: Count
+    dropped: Count
     probe_errors: dict[str, int]  # hook -> errors counted inside our own code
-    probe_ns: int  # total time inside our wrappers
+    probe_ns: Nanoseconds  # total time inside our wrappers
     first_error: str | None = None  # of our own: hook, class of the error and place
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from omnicache_cli.errors import BadTraceError
-from omnicache_cli.trace.files import SUFFIX, rank_files, read_records
+from omnicache_cli.trace.files import SUFFIX, rank_files, read_header, read_records
 from omnicache_cli.trace.manifest import Manifest, read_manifest
 from omnicache_cli.trace.records import (
     AfterStep,
@@ -96,9 +96,11 @@ class _Engine:
                 step.forwards.append(view)
         return step
 
-    def drain(self) -> None:
-        """Read what follows the last step, or stands alone where no step was recorded."""
-        self.state.forget(self._between())
+    def drain(self) -> list[AnyEvent]:
+        """Events after the last step, or of a run where no step was recorded."""
+        events = self._between()
+        self.state.forget(events)
+        return events
 
     def _between(self) -> list[AnyEvent]:
         """Apply all that comes before the next step."""
@@ -115,8 +117,10 @@ class _Engine:
                 events += record.events
             elif isinstance(record, EngineSource):  # told again after a lost record
                 self.state = SchedulerState(record)
+                self.state.lossy = True
             else:
                 self._gap = True
+                self.state.lossy = True
         return events
 
 
@@ -137,12 +141,11 @@ class Run:
         self.engines: dict[str, EngineSource] = {}
         self.workers: list[WorkerSource] = []
         self.unjoined_forwards = 0  # forward passes whose step carried no mark
+        self.after_last: list[AnyEvent] = []  # events that follow no step
         self.never_scheduled: list[Request] = []  # arrived after the last step
         self.files: list[RankFile] = []
         for path in rank_files(folder):
-            header = next(read_records(path))
-            assert isinstance(header, Header)
-            self.files.append(RankFile(path, header))
+            self.files.append(RankFile(path, read_header(path)))
         if not self.files:
             raise BadTraceError(
                 f"{folder} holds no *{SUFFIX} file: no process wrote a trace; check that the "
@@ -178,62 +181,88 @@ class Run:
                 current.exhausted = True
                 waiting.remove(current)
 
-    def steps(self) -> Iterator[Step]:  # noqa: PLR0912  one branch per type of record
+    def steps(self) -> Iterator[Step]:
         """Engine steps in order; those of several engines interleaved."""
-        engines: dict[str, _Engine] = {}
-        by_source: dict[tuple[int, int], _Engine] = {}
-        forwards: defaultdict[str | None, dict[int, list[ForwardView | RankView]]]
-        forwards = defaultdict(dict)
-        workers: dict[tuple[int, int], WorkerState] = {}
+        merge = _Merge(self)
         for file, record in self.records():
-            engine: _Engine | None = None
-            if isinstance(record, EngineSource) and record.engine in engines:
-                engines[record.engine].queue.append(record)
-            elif isinstance(record, EngineSource):
-                engine = _Engine(SchedulerState(record), forwards[record.engine])
-                engines[record.engine] = by_source[id(file), record.source] = engine
-                self.engines[record.engine] = record
-            elif isinstance(record, WorkerSource):
-                workers[id(file), record.source] = WorkerState(record)
-                self.workers.append(record)
-            elif isinstance(record, ForwardStep | RankStep):
-                worker = workers.get((id(file), record.source))
-                if worker is None:
-                    raise _undeclared(file, record.source)
-                view: ForwardView | RankView = (
-                    worker.step(record)
-                    if isinstance(record, ForwardStep)
-                    else RankView(worker.source, record)
-                )
-                if record.step < 0:
-                    self.unjoined_forwards += 1
-                    continue
-                mine = forwards[worker.source.engine]
-                mine.setdefault(record.step, []).append(view)
-                if len(mine) > 2 * MAX_STEPS_APART:  # its scheduler's records never came
-                    self.unjoined_forwards += len(mine.pop(min(mine)))
-                engine = engines.get(worker.source.engine or "")
-            elif isinstance(record, RequestRecord | AfterStep | SchedulerStep):
-                engine = by_source.get((id(file), record.source))
-                if engine is None:
-                    raise _undeclared(file, record.source)
-                engine.queue.append(record)
-                if isinstance(record, SchedulerStep):
-                    engine.steps.append(record)
-            elif isinstance(record, Gap):
-                for (owner, _), one in by_source.items():
-                    if owner == id(file):
-                        one.queue.append(record)
+            engine = merge.take(file, record)
             while engine is not None and engine.ready():
                 yield engine.pop()
-        for engine in engines.values():
+        for engine in merge.engines.values():
             while engine.steps:
                 yield engine.pop()
-            engine.drain()
+            self.after_last += engine.drain()
             self.never_scheduled += engine.arrived
-        self.unjoined_forwards += sum(
-            len(one) for mine in forwards.values() for one in mine.values()
+        self.unjoined_forwards += merge.num_waiting()
+
+
+class _Merge:
+    """Hands every record to the engine that it belongs to."""
+
+    def __init__(self, run: Run) -> None:
+        self.engines: dict[str, _Engine] = {}
+        self._run = run
+        self._by_source: dict[tuple[int, int], _Engine] = {}
+        self._workers: dict[tuple[int, int], WorkerState] = {}
+        self._forwards: defaultdict[str | None, dict[int, list[ForwardView | RankView]]]
+        self._forwards = defaultdict(dict)
+
+    def take(self, file: RankFile, record: AnyRecord) -> _Engine | None:
+        """The engine that this record may have completed a step of."""
+        match record:
+            case EngineSource():
+                return self._declare(file, record)
+            case WorkerSource():
+                self._workers[id(file), record.source] = WorkerState(record)
+                self._run.workers.append(record)
+            case ForwardStep() | RankStep():
+                return self._forward(file, record)
+            case RequestRecord() | AfterStep() | SchedulerStep():
+                engine = self._by_source.get((id(file), record.source))
+                if engine is None and not file.dropped:
+                    raise _undeclared(file, record.source)
+                if engine is not None:
+                    engine.queue.append(record)
+                    if isinstance(record, SchedulerStep):
+                        engine.steps.append(record)
+                return engine
+            case Gap():
+                for (owner, _), engine in self._by_source.items():
+                    if owner == id(file):
+                        engine.queue.append(record)
+        return None
+
+    def num_waiting(self) -> int:
+        """Forward passes whose step never came."""
+        return sum(len(one) for mine in self._forwards.values() for one in mine.values())
+
+    def _declare(self, file: RankFile, record: EngineSource) -> _Engine:
+        engine = self.engines.get(record.engine)
+        if engine is not None:  # told again after a lost record
+            engine.queue.append(record)
+            return engine
+        engine = _Engine(SchedulerState(record), self._forwards[record.engine])
+        self.engines[record.engine] = self._by_source[id(file), record.source] = engine
+        self._run.engines[record.engine] = record
+        return engine
+
+    def _forward(self, file: RankFile, record: ForwardStep | RankStep) -> _Engine | None:
+        worker = self._workers.get((id(file), record.source))
+        if worker is None and not file.dropped:
+            raise _undeclared(file, record.source)
+        if worker is None or record.step < 0:
+            self._run.unjoined_forwards += 1
+            return None
+        view: ForwardView | RankView = (
+            worker.step(record)
+            if isinstance(record, ForwardStep)
+            else RankView(worker.source, record)
         )
+        waiting = self._forwards[worker.source.engine]
+        waiting.setdefault(record.step, []).append(view)
+        if len(waiting) > 2 * MAX_STEPS_APART:  # its scheduler's records never came
+            self._run.unjoined_forwards += len(waiting.pop(min(waiting)))
+        return self.engines.get(worker.source.engine or "")
 
 
 def _undeclared(file: RankFile, source: int) -> BadTraceError:

@@ -168,6 +168,7 @@ class SchedulerState:
 
     def __init__(self, source: EngineSource) -> None:
         self.source = source
+        self.lossy = False  # records were lost: what they declared may be unknown
         self.requests: dict[int, Request] = {}  # live ones by arrival number
         self._batch: list[int] = []
 
@@ -234,11 +235,27 @@ class SchedulerState:
         try:
             return self.requests[number]
         except KeyError:
+            if self.lossy:
+                return self.add_request(_lost_request(self.source.source, number))
             where = "an event" if step is None else f"step {step}"
             raise BadTraceError(
                 f"{where} of engine {self.source.engine} names request {number}, which no record "
                 "before it declares; the trace is damaged, record it again"
             ) from None
+
+
+def _lost_request(source: int, number: int) -> RequestRecord:
+    """Stands for a request whose record was lost."""
+    return RequestRecord(
+        source=source,
+        request=number,
+        request_id=f"(lost #{number})",
+        arrival_ns=0,
+        arrival_step=0,
+        num_prompt_tokens=0,
+        max_tokens=0,
+        block_hashes=[],
+    )
 
 
 def _extend_table(table: list[list[int]], additions: list[Runs]) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from omnicache_cli.errors import BadTraceError
 from omnicache_cli.trace.invariants import InvariantChecker, Violation
 from omnicache_cli.trace.records import (
     Admission,
@@ -143,8 +144,13 @@ def summarize(
                 summary.first_violation = found[0]
     if checker is not None:
         summary.broken_invariants = checker.num_broken
+    if not run.engines:
+        raise BadTraceError(
+            f"{run.folder} has no scheduler's records; the file of that process is missing"
+        )
     if steps is None:
         _add_arrivals(summary, run.never_scheduled)
+        _add_events(summary, run.after_last)
     summary.v2_model_runner = any(
         one.options.get("use_v2_model_runner") for one in run.engines.values()
     )
@@ -202,15 +208,16 @@ def _add_admission(summary: Summary, admission: Admission, request: RequestRecor
 
 
 def _add_events(summary: Summary, events: Iterable[AnyEvent]) -> None:
-    evicted: set[int] = set()  # a block may lose several hashes at once
+    before: AnyEvent | None = None
     for event in events:
         match event:
-            case Evicted():
-                evicted.add(event.block_id)
+            case Evicted():  # a block that loses several hashes at once counts once
+                same = isinstance(before, Evicted) and before.block_id == event.block_id
+                summary.evicted_blocks += not same
             case Preempted():
                 summary.preemptions += 1
             case Finished():
                 summary.num_finished[event.status] += 1
             case CacheReset():
                 summary.resets += event.successful
-    summary.evicted_blocks += len(evicted)
+        before = event

@@ -126,7 +126,11 @@ def _adapter(folder: Path, path: str, where: str) -> str:
 
 
 def _existing(path: Path, what: str, where: str) -> Path:
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise BadInputError(f"{where}: cannot read the {what} file: {error.strerror}") from error
+    if not is_file:
         raise BadInputError(
             f"{where}: no {what} file {path}; paths are relative to the prompts file"
         )

@@ -55,7 +55,7 @@ class RankFileWriter:
                     self._gap = 0
                 self._append(record)
                 self.num_records += 1
-            except OSError:
+            except Exception:  # no room, or a value that JSON cannot hold
                 self._gap += 1
                 self.num_dropped += 1
                 self.generation += 1

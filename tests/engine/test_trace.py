@@ -342,3 +342,54 @@ def test_an_image_is_recorded_by_its_span_and_hash_and_hits_the_second_time(
     summary = summarize(Run(tmp_path / "run"), checker=InvariantChecker())
     assert summary.broken_invariants == 0
     assert summary.modal_cache_ratio == {"image": 190 / 192, "text": 2 / 192}
+
+
+@pytest.fixture(scope="module")
+def lost_at(
+    tiny_text_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], tuple[Path, int, list[Outcome]]]:
+    """Runs a small workload again and again on one engine, each time losing one more record."""
+    from omnicache_cli.trace.writer import RankFileWriter
+
+    options = EngineOptions(str(tiny_text_model), {**ARGS, "num_gpu_blocks_override": 65})
+    workload = Workload(
+        tuple(Prompt(None, ids(seed, 40 + seed), max_tokens=2 + seed) for seed in range(3)),
+        concurrency=2,
+        ignore_eos=True,
+    )
+    append = RankFileWriter._append
+
+    def run(number: int) -> tuple[Path, int, list[Outcome]]:
+        """The run folder, and how often a record was to be written; record `number` fails."""
+        folder = tmp_path_factory.mktemp("lost") / "run"
+        folder.mkdir()
+        calls = 0
+
+        def failing(self: Any, record: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise OSError(28, "No space left on device")
+            append(self, record)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RankFileWriter, "_append", failing)
+            with tracing(folder), Engine(options) as engine:
+                outcomes = engine.run(workload)
+        return folder, calls, outcomes
+
+    return run
+
+
+def test_whichever_record_is_lost_the_rest_stays_readable(lost_at: Any) -> None:
+    folder, total, sound = lost_at(0)
+    whole = summarize(Run(folder)).num_steps
+    assert total > 15
+    for number in range(2, total):  # the first is the header: without it there is no file
+        folder, _, outcomes = lost_at(number)
+        assert tokens(outcomes) == tokens(sound), number
+        run = Run(folder)
+        summary = summarize(run, checker=InvariantChecker())
+        assert summary.broken_invariants == 0, number
+        assert summary.dropped_records >= 1, number
+        assert summary.num_steps >= whole - 2, number

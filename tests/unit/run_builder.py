@@ -175,7 +175,7 @@ class Recording:
                 schedule_ns=100_000,
                 num_running=len(tokens),
                 num_waiting=0,
-                num_free_blocks=40 - self.next_step,
+                num_free_blocks=max(0, 40 - self.next_step),
                 scheduled=list(tokens),
                 num_scheduled_tokens=list(tokens.values()),
                 num_computed_tokens=computed,
@@ -314,7 +314,7 @@ def header(**changes: Any) -> Header:
 
 def write_manifest(folder: Path, **changes: Any) -> None:
     manifest = Manifest(
-        SCHEMA_VERSION, "0.1.0", "0.30.0", 0, "tiny", "in-process", 1, 2, 1, 4, finished=True
+        SCHEMA_VERSION, "0.1.0", "0.30.0", 0, "in-process", "tiny", 1, 2, 1, 4, finished=True
     )
     (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(replace(manifest, **changes)))
 

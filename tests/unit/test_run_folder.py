@@ -8,6 +8,7 @@ import pytest
 from omnicache_cli.errors import BadTraceError, RefusedOutputError
 from omnicache_cli.trace.folder import prepare_folder, write_manifest
 from omnicache_cli.trace.manifest import Manifest, read_manifest
+from tests.unit.run_builder import two_rounds
 
 MANIFEST = Manifest(1, "0.1.0", "0.30.0", 1, "in-process", "tiny", 1, 2, 1, 16)
 
@@ -18,22 +19,45 @@ def test_a_new_folder_is_private(tmp_path: Path) -> None:
 
 
 def test_an_earlier_run_is_replaced_only_by_force(tmp_path: Path) -> None:
-    (tmp_path / "run.json").touch()
-    (tmp_path / "host.1.trace.jsonl").touch()
+    folder = earlier_run(tmp_path / "run")
     with pytest.raises(RefusedOutputError, match=r"holds a run; pass --force to replace it$"):
-        prepare_folder(tmp_path, force=False)
-    assert len(list(tmp_path.iterdir())) == 2
-    prepare_folder(tmp_path, force=True)
-    assert list(tmp_path.iterdir()) == []
+        prepare_folder(folder, force=False)
+    new = prepare_folder(folder, force=True)
+    assert list(folder.iterdir()) == []
+    new.keep()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "run.json.bak", "trace.jsonl"])
+def test_an_earlier_run_comes_back_when_nothing_comes_of_the_new_one(tmp_path: Path) -> None:
+    folder = earlier_run(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    new = prepare_folder(folder, force=True)
+    (folder / "half.trace.jsonl").touch()
+    new.give_back()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def earlier_run(folder: Path) -> Path:
+    two_rounds().write(folder)
+    write_manifest(folder, MANIFEST)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "run.json.bak", "trace.jsonl", "mine.trace.jsonl"])
 def test_a_folder_with_a_foreign_file_is_refused_even_by_force(tmp_path: Path, name: str) -> None:
-    (tmp_path / "run.json").touch()
+    write_manifest(tmp_path, MANIFEST)
     (tmp_path / name).touch()
     with pytest.raises(RefusedOutputError, match=f"holds '{name}', which is not part of a run"):
         prepare_folder(tmp_path, force=True)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_files_that_only_bear_our_names_are_foreign(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"my": "own"}')
+    with pytest.raises(RefusedOutputError, match=r"holds 'run.json', which is not part of a run"):
+        prepare_folder(tmp_path, force=True)
+    assert (tmp_path / "run.json").read_text() == '{"my": "own"}'
 
 
 def test_a_link_and_a_subfolder_with_our_names_are_foreign(tmp_path: Path) -> None:

@@ -190,9 +190,7 @@ def maybe_evict_cached_block(original: Method) -> Method:
     @functools.wraps(original)
     def _maybe_evict_cached_block(self: Any, block: Any) -> Any:
         probe: SchedulerProbe | None = probe_of(self)
-        if probe is None or (
-            block.block_hash is None and block.block_id not in self.cached_block_hashes_by_block
-        ):
+        if probe is None:
             return original(self, block)
         hashes: list[bytes] = []
         with guarded(probe.recorder, "BlockPool._maybe_evict_cached_block"):
@@ -200,7 +198,7 @@ def maybe_evict_cached_block(original: Method) -> Method:
                 hashes.append(block.block_hash)
             hashes += self.cached_block_hashes_by_block.get(block.block_id, ())
         evicted = original(self, block)
-        if evicted:
+        if evicted and hashes:
             with guarded(probe.recorder, "BlockPool._maybe_evict_cached_block"):
                 probe.evict(block.block_id, hashes)
         return evicted

@@ -18,7 +18,7 @@ from omnicache_cli.engine.probe.hooks import HOOKS, wrap
 from omnicache_cli.trace.records import MISSING_HOOK
 
 
-def install(settings: str) -> None:
+def install(settings: str) -> recorder.Recorder:
     """Record in this process with the settings of the environment variable.
 
     vLLM calls the plugin again in a process that traces already: the recording then goes on.
@@ -26,8 +26,9 @@ def install(settings: str) -> None:
     asked = msgspec.json.decode(settings, type=recorder.Settings)
     recording = recorder.current()
     if recording is None or recording.settings != asked:
-        recorder.begin(asked)
+        recording = recorder.begin(asked)
     hook_vllm()
+    return recording
 
 
 def hook_vllm() -> None:

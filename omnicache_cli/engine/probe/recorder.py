@@ -54,6 +54,11 @@ class Recorder:
         writer = self._writer
         return self.num_dropped + (writer.generation if writer else 0)
 
+    @property
+    def dropped(self) -> int:
+        """Records of this process that could not be written."""
+        return self.num_dropped + (self._writer.num_dropped if self._writer else 0)
+
     def new_source(self) -> int:
         """A number for one traced object of this process."""
         self._num_sources += 1
@@ -96,7 +101,9 @@ class Recorder:
     def salt_digest(self, salt: str) -> str:
         """A keyed digest: equal salts compare equal within this run, the salt stays secret."""
         key = bytes.fromhex(self.settings.salt_key)
-        return hashlib.blake2b(salt.encode(), key=key, digest_size=8).hexdigest()
+        return hashlib.blake2b(
+            salt.encode(errors="surrogatepass"), key=key, digest_size=8
+        ).hexdigest()
 
     def close(self) -> None:
         """Write the last record. Harmless when called again."""
@@ -112,7 +119,7 @@ class Recorder:
             writer.close(
                 End(
                     records=writer.num_records,
-                    dropped=writer.num_dropped + self.num_dropped,
+                    dropped=self.dropped,
                     probe_errors=dict(self.errors),
                     probe_ns=self.probe_ns,
                     first_error=self.first_error,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from omnicache_cli.engine.adapter import plain
 from omnicache_cli.engine.probe.device import PinnedCopy
 from omnicache_cli.engine.probe.live import (
     LiveGroup,
@@ -57,6 +58,8 @@ class RunnerProbe:
         """The model is about to be called: read the forward context."""
         if self._source is None or self._generation != self.recorder.generation:
             self._declare(context)
+            if self._generation != self.recorder.generation:
+                return  # the declaration was lost: without it nobody could read this step
         batch = self._runner.input_batch
         request_ids = batch.req_ids[: batch.num_reqs]
         microbatched = isinstance(context.attn_metadata, list)
@@ -183,7 +186,7 @@ class RunnerProbe:
             if name is None:
                 name = self._free_names.pop() if self._free_names else len(self._names)
                 self._names[request_id] = name
-                new.append((name, request_id))
+                new.append((name, plain(request_id)))
             names.append(name)
         return names, new
 

@@ -9,7 +9,7 @@ from omnicache_cli.report.model import Cell, Lines, Report, Section, Table
 from omnicache_cli.trace.manifest import Manifest, parse_request_name
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import GroupView, ScheduledRequest, Step
-from omnicache_cli.trace.views.view import View, steps_of
+from omnicache_cli.trace.views.view import View, engine_choices, steps_of
 from omnicache_cli.trace.views.words import blocks_text, counted, runs_text
 
 TEXT_PROMPTS = 20
@@ -49,6 +49,7 @@ class Round:
     round_number: int  # from 0
     request: str
     num_prompt_tokens: int
+    engine: str
     hit_tokens: int | None = None
     num_prefill_steps: int = 0
     first: Pass | None = None
@@ -108,9 +109,14 @@ def _read_rounds(run: Run, manifest: Manifest, engine: str | None) -> dict[tuple
             if key is None:
                 continue
             mine = found.get(key)
+            if mine is not None and mine.engine != step.engine.engine:
+                raise BadInputError(
+                    f"{run.folder} has {one.request.external_id} on several engines; choose one "
+                    f"with --engine: {engine_choices(run)}"
+                )
             if mine is None:
                 name, record = one.request.external_id, one.request.record
-                mine = found[key] = Round(*key, name, record.num_prompt_tokens)
+                mine = found[key] = Round(*key, name, record.num_prompt_tokens, step.engine.engine)
             mine.add(step, one)
     return found
 

@@ -91,7 +91,8 @@ def _warnings(summary: Summary) -> list[str]:
         for name in summary.unfinished_files
     ]
     if summary.dropped_records:
-        lines.append(f"{summary.dropped_records} records could not be written and are missing")
+        count = summary.dropped_records
+        lines.append(f"{count} records or more could not be written and are missing")
     if summary.unjoined_forwards:
         lines.append(f"{summary.unjoined_forwards} forward passes belong to no recorded step")
     if summary.num_steps and not summary.num_forwards:

@@ -52,6 +52,8 @@ def runs_text(values: Sequence[int], *, most: int | None = None) -> str:
 
 
 def _run_length(values: Sequence[int], index: int, stride: int) -> int:
+    if isinstance(values, range):  # need not be counted, and may be long
+        return len(values) - index if stride == values.step else 1
     length = 1
     while index + length < len(values) and values[index + length] == (
         values[index] + stride * length
