@@ -82,7 +82,6 @@ def demo(
         _say("building a tiny Qwen2.5-VL with random weights", quiet)
         build_tiny_model("image", folder / "model", force=force)
         write_test_image(picture, width=IMAGE_SIZE[0], height=IMAGE_SIZE[1], seed=0)
-        _say("starting vLLM; on two cores its imports take about half a minute", quiet)
         for act in ACTS:
             _perform(act, folder, picture, force=force, quiet=quiet)
     kept = keep or Path("demo")

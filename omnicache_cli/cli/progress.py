@@ -5,11 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from omnicache_cli.report.output import note
+
 
 @contextmanager
 def request_progress(total: int, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """Yields what to call for each finished request."""
     if quiet or sys.stderr is None or not sys.stderr.isatty():
+        if not quiet:
+            note(f"starting vLLM for {total} requests; its imports take half a minute on two cores")
         yield lambda _: None
         return
     from rich.console import Console

@@ -8,12 +8,15 @@ import typer
 
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import UsageError
-from omnicache_cli.report.formats import render
+from omnicache_cli.report.formats import format_for, render
 from omnicache_cli.report.model import Facts, Report
 from omnicache_cli.report.output import check_output, deliver, note
 
-FIRST_TRACE = '--block-size 32 --rounds 2 --prompt "The cache remembers every full block." -o run'
-"""Options with which the second round of a one-token-per-character model hits a block."""
+FIRST_TRACE = {
+    "text": '--block-size 32 --rounds 2 --prompt "The cache remembers every full block." -o run',
+    "image": "--block-size 32 --rounds 2 --prompts prompts.jsonl -o run (the file: docs/trace.md)",
+}
+"""Per kind, options with which the second round hits a block (a token is a character)."""
 
 
 def _kinds() -> dict[str, str]:
@@ -40,9 +43,9 @@ def tiny_model(
 ) -> None:
     """Write a tiny model with random weights that vLLM really loads.
 
-    A few megabytes in a few seconds, the same bytes every time: good for trying omnicache
-    without a GPU or a download, and for the tests of your own project. Without arguments the
-    kinds are listed.
+    About a megabyte, the same bytes every time: good for trying omnicache without a GPU or a
+    download, and for the tests of your own project. Nearly all its time goes into importing torch
+    and transformers. Without arguments the kinds are listed.
 
     Example: omnicache tiny-model text tiny
     """
@@ -66,9 +69,10 @@ def tiny_model(
     from omnicache_cli.engine.tiny_models import build_tiny_model
 
     check_output(output, force=force)
+    format_for(format, output)  # a name that it refuses is refused before the work
     build_tiny_model(kind, directory, force=force)
     facts = {"kind": kind, "directory": str(directory)}
     report = Report("tiny-model", "Tiny model", facts, (Facts("", facts),))
     deliver(render(report, format, output), output, quiet=quiet)
     if not quiet:
-        note(f"next: omnicache trace {quote(str(directory))} {FIRST_TRACE}")
+        note(f"next: omnicache trace {quote(str(directory))} {FIRST_TRACE.get(kind, '--help')}")

@@ -133,7 +133,9 @@ class Engine:
             self._engine = LLMEngine.from_engine_args(engine_args(model=options.model, **args))
         except Exception as error:
             self._remove_sockets()
-            raise EngineFailedError(f"vLLM did not start: {first_line(error)}") from error
+            raise EngineFailedError(
+                f"vLLM did not start: {first_line(error)}{_hint(error)}"
+            ) from error
         if options.engine_process:
             watch = threading.Thread(
                 target=_fail_when_dead, args=(self._engine.engine_core, self._closed), daemon=True
@@ -255,6 +257,13 @@ class Engine:
         if lora not in self._loras:
             self._loras[lora] = LoRARequest(lora.name or lora.path, len(self._loras) + 1, lora.path)
         return self._loras[lora]
+
+
+def _hint(error: BaseException) -> str:
+    """What to do about an error of vLLM's that does not say it."""
+    if "No common block size" in str(error):  # the attention kernel of a CPU takes multiples of 32
+        return " try another --block-size, on a CPU a multiple of 32"
+    return ""
 
 
 def _fail_when_dead(client: Any, closed: threading.Event) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
+from omnicache_cli.errors import UsageError
 from omnicache_cli.report.json import as_json
 from omnicache_cli.report.model import Report
 from omnicache_cli.report.text import as_text
@@ -15,13 +16,25 @@ FORMATS: dict[Format, Callable[[Report], str]] = {
     "json": as_json,
 }
 
+OTHER_FORMATS = {".csv", ".html", ".parquet", ".md", ".xml", ".yaml"}
+"""Suffixes that promise a format which no report is written in."""
+
 
 def format_for(requested: Format | None, output: Path | None) -> Format:
-    """The format asked for, else the one the file name suggests, else text."""
+    """The format asked for, else the one the file name suggests, else text.
+
+    UsageError: the file name promises a format that is not there.
+    """
     if requested is not None:
         return requested
-    suffix = output.suffix.lstrip(".").lower() if output else ""
-    return next((name for name in get_args(Format) if name == suffix), "text")
+    suffix = output.suffix.lower() if output else ""
+    names = get_args(Format)
+    if suffix in OTHER_FORMATS:
+        raise UsageError(
+            f"{output} names a format that is not there; formats: {', '.join(names)}; "
+            "choose one with --format, or name a .txt or .json file"
+        )
+    return next((name for name in names if suffix == f".{name}"), "text")
 
 
 def render(report: Report, requested: Format | None, output: Path | None) -> str:

@@ -13,11 +13,15 @@ Cell = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under column names; a column name carries its unit. An empty title prints no heading."""
+    """Rows under column names; a column name carries its unit. An empty title prints no heading.
+
+    `one_line_rows`: text never breaks a row, so that `grep` finds whole ones.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
+    one_line_rows: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:

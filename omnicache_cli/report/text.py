@@ -1,4 +1,7 @@
-"""A Report as plain text: aligned columns, at most WIDTH terminal columns, no colour."""
+"""A Report as plain text: aligned columns, at most WIDTH terminal columns, no colour.
+
+A table whose rows must not be broken gets narrower gaps first, and is wider than WIDTH in need.
+"""
 
 from collections.abc import Sequence
 
@@ -7,6 +10,7 @@ from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Tabl
 
 WIDTH = 100
 GAP = "  "
+NARROW_GAP = " "
 # A column is not made narrower than this to let the others breathe; below it, rows are written
 # one value per line instead.
 NARROWEST_TEXT = 10
@@ -73,10 +77,19 @@ def _table(table: Table) -> list[str]:
         return [*_wrapped_line(GAP.join(header)), "(none)"]
     rows = [[text_of(cell) for cell in row] for row in table.rows]
     is_number = [_is_number_column(table, column) for column in range(len(header))]
+    if table.one_line_rows:
+        return _one_line_rows([header, *rows], is_number)
     widths = _column_widths(header, rows, is_number)
     if widths is None:
         return _one_value_per_line(header, rows)
     return [line for row in [header, *rows] for line in _row(row, widths, is_number)]
+
+
+def _one_line_rows(rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> list[str]:
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
+    fits = sum(widths) + len(GAP) * (len(widths) - 1) <= WIDTH
+    gap = GAP if fits else NARROW_GAP
+    return [line for row in rows for line in _row(row, widths, is_number, gap)]
 
 
 def _is_number_column(table: Table, column: int) -> bool:
@@ -113,7 +126,9 @@ def _column_widths(
     return widths
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+def _row(
+    cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], gap: str = GAP
+) -> list[str]:
     """One table row, as many lines high as its tallest cell."""
     columns = [wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
     lines = []
@@ -123,7 +138,7 @@ def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
             piece = column[number] if number < len(column) else ""
             padding = " " * (width - display_width(piece))
             pieces.append(padding + piece if to_the_right else piece + padding)
-        lines.append(GAP.join(pieces).rstrip())
+        lines.append(gap.join(pieces).rstrip())
     return lines
 
 

@@ -61,7 +61,7 @@ def prepare_folder(folder: Path, *, force: bool) -> NewFolder:
         raise RefusedOutputError(
             f"{folder} holds {foreign[0]!r}, which is not part of a run; name an empty folder"
         )
-    if entries and not force:
+    if any(one.name != MANIFEST_NAME for one in entries) and not force:
         raise RefusedOutputError(f"{folder} holds a run; pass --force to replace it")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RefusedOutputError(

@@ -9,6 +9,8 @@ from omnicache_cli.errors import BadTraceError
 from omnicache_cli.trace.records import SCHEMA_VERSION
 
 MANIFEST_NAME = "run.json"
+COMMAND_LAYOUT = "command"
+"""Layout of a run whose engine somebody else's command started."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -147,10 +147,7 @@ class Run:
         for path in rank_files(folder):
             self.files.append(RankFile(path, read_header(path)))
         if not self.files:
-            raise BadTraceError(
-                f"{folder} holds no *{SUFFIX} file: no process wrote a trace; check that the "
-                "command starts a vLLM engine"
-            )
+            raise BadTraceError(_why_empty(folder, self.manifest))
 
     @property
     def vllm_version(self) -> str | None:
@@ -263,6 +260,18 @@ class _Merge:
         if len(waiting) > 2 * MAX_STEPS_APART:  # its scheduler's records never came
             self._run.unjoined_forwards += len(waiting.pop(min(waiting)))
         return self.engines.get(worker.source.engine or "")
+
+
+def _why_empty(folder: Path, manifest: Manifest | None) -> str:
+    if manifest is None:
+        return f"{folder} is not a run folder: it holds no *{SUFFIX} file; name one of trace -o"
+    if manifest.layout == "command":
+        return (
+            f"{folder} holds no step: {manifest.program} started no traced vLLM engine; "
+            "omnicache-cli must be installed beside that vLLM"
+        )
+    ended = f" ({manifest.error})" if manifest.error else ""
+    return f"{folder} holds no step: the run ended before its first one{ended}; record it again"
 
 
 def _undeclared(file: RankFile, source: int) -> BadTraceError:

@@ -35,7 +35,7 @@ class Request:
 
     record: RequestRecord
     external_id: str
-    num_computed_tokens: int = 0  # after the last step read
+    num_computed_tokens: int = 0  # when it was last part of a batch that has changed
     block_hashes: list[str] = field(default_factory=list)
     block_ids: list[list[int]] = field(default_factory=list)  # per group, the scheduler's view
     num_admissions: int = 0
@@ -141,7 +141,8 @@ class Step:
 
     engine: EngineSource
     record: SchedulerStep
-    scheduled: list[ScheduledRequest]  # in the scheduler's order
+    requests: list[Request]  # that the step scheduled, in the scheduler's order
+    num_computed_tokens: list[int]  # of each request when the step began, the hit included
     forwards: list[ForwardView] = field(default_factory=list)  # by rank; empty: none recorded
     ranks: list[RankView] = field(default_factory=list)  # further tensor-parallel ranks
     before: list[AnyEvent] = field(default_factory=list)  # only where events preceded step 0
@@ -154,8 +155,24 @@ class Step:
         return self.record.step
 
     @property
+    def scheduled(self) -> list[ScheduledRequest]:
+        """Every request's share, in the scheduler's order; made anew at each call."""
+        tokens = self.record.num_scheduled_tokens or [1] * len(self.requests)
+        admitted = {one.request: one for one in self.record.admitted}
+        shares = []
+        for request, computed, scheduled in zip(
+            self.requests, self.num_computed_tokens, tokens, strict=True
+        ):
+            admission = admitted.get(request.number)
+            hit = None if admission is None else admission.hit_tokens
+            resumed = admission is not None and admission.resumed
+            shares.append(ScheduledRequest(request, computed, scheduled, hit, resumed))
+        return shares
+
+    @property
     def num_scheduled_tokens(self) -> int:
-        return sum(one.num_scheduled_tokens for one in self.scheduled)
+        tokens = self.record.num_scheduled_tokens
+        return len(self.requests) if tokens is None else sum(tokens)
 
     def group_spec(self, group: int) -> CacheGroup:
         """The scheduler's word on a group. A runner may have more: encoder-only layers."""
@@ -170,7 +187,8 @@ class SchedulerState:
         self.source = source
         self.lossy = False  # records were lost: what they declared may be unknown
         self.requests: dict[int, Request] = {}  # live ones by arrival number
-        self._batch: list[int] = []
+        self._batch: list[Request] = []  # of the step before, and where they stand after it
+        self._next: list[int] = []
 
     def add_request(self, record: RequestRecord) -> Request:
         name = external_id(record.request_id, randomized=self.source.randomized_request_ids)
@@ -180,38 +198,40 @@ class SchedulerState:
 
     def step(self, record: SchedulerStep) -> Step:
         """Apply one step. BadTraceError: it contradicts itself or names an unknown request."""
-        numbers = self._batch if record.scheduled is None else record.scheduled
-        tokens = record.num_scheduled_tokens
-        if tokens is None:
-            tokens = [1] * len(numbers)
         self.apply(record.events)
-        admitted = {one.request: one for one in record.admitted}
         for one in record.admitted:
             request = self._request(one.request, record.step)
             request.block_ids = [from_runs(runs) for runs in one.block_ids]
-            request.num_computed_tokens = one.num_computed_tokens
             request.num_admissions += 1
         for number, additions in record.new_block_ids:
             _extend_table(self._request(number, record.step).block_ids, additions)
-        requests = [self._request(number, record.step) for number in numbers]
+        if record.scheduled is not None:
+            for request, position in zip(self._batch, self._next, strict=True):
+                request.num_computed_tokens = position
+            self._batch = [self._request(number, record.step) for number in record.scheduled]
+            self._next = [request.num_computed_tokens for request in self._batch]
+        if record.admitted:
+            start = {one.request: one.num_computed_tokens for one in record.admitted}
+            self._next = [
+                start.get(request.number, position)
+                for request, position in zip(self._batch, self._next, strict=True)
+            ]
         computed = record.num_computed_tokens
         if computed is None:
-            computed = [request.num_computed_tokens for request in requests]
-        if not len(requests) == len(tokens) == len(computed):
+            computed = self._next
+        tokens = record.num_scheduled_tokens
+        if len(computed) != len(self._batch) or (tokens and len(tokens) != len(self._batch)):
             raise BadTraceError(
-                f"step {record.step} of engine {self.source.engine} lists {len(requests)} "
-                f"requests, {len(tokens)} scheduled and {len(computed)} computed counts; the "
-                "trace is damaged, record it again"
+                f"step {record.step} of engine {self.source.engine} lists {len(self._batch)} "
+                f"requests, {len(tokens or self._batch)} scheduled and {len(computed)} computed "
+                "counts; the trace is damaged, record it again"
             )
-        scheduled = []
-        for request, num_computed, num_scheduled in zip(requests, computed, tokens, strict=True):
-            request.num_computed_tokens = num_computed + num_scheduled
-            admission = admitted.get(request.number)
-            hit = None if admission is None else admission.hit_tokens
-            resumed = admission is not None and admission.resumed
-            scheduled.append(ScheduledRequest(request, num_computed, num_scheduled, hit, resumed))
-        self._batch = numbers
-        return Step(self.source, record, scheduled)
+        self._next = (
+            [position + 1 for position in computed]
+            if tokens is None
+            else [position + count for position, count in zip(computed, tokens, strict=True)]
+        )
+        return Step(self.source, record, self._batch, computed)
 
     def apply(self, events: list[AnyEvent]) -> None:
         for event in events:

@@ -84,6 +84,8 @@ class Summary:
     num_finished: Counter[str] = field(default_factory=Counter)  # by RequestStatus name
     scheduled_tokens: int = 0
     prompt_tokens: int = 0
+    longest_prompt_tokens: int = 0
+    smallest_hash_block: int | None = None  # tokens, of the engines that ran; None: no step
     queried_tokens: int = 0
     hit_tokens: int = 0
     resumed_hit_tokens: int = 0  # of requests that came back after a preemption; not in hit_tokens
@@ -122,6 +124,18 @@ class Summary:
             modality: tokens / self.hit_tokens
             for modality, tokens in sorted(self.hit_tokens_by_modality.items())
         }
+
+    @property
+    def too_short_for(self) -> int | None:
+        """Tokens of the block that no prompt exceeds, where that explains why nothing hit.
+
+        The last token of a prompt is always computed: one that just fills a block cannot hit.
+        """
+        block = self.smallest_hash_block
+        hits = self.hit_tokens + self.resumed_hit_tokens
+        if not self.queried_tokens or hits or block is None or self.dropped_records:
+            return None
+        return block if self.longest_prompt_tokens <= block else None
 
     @property
     def num_unfinished(self) -> int:
@@ -166,10 +180,16 @@ def summarize(
 
 def _add_step(summary: Summary, step: Step) -> None:
     summary.num_steps += 1
+    block = step.engine.hash_block_size
+    summary.smallest_hash_block = min(block, summary.smallest_hash_block or block)
     summary.num_forwards += len(step.forwards) + len(step.ranks)
     summary.scheduled_tokens += step.num_scheduled_tokens
     _add_arrivals(summary, step.arrived)
-    requests = {one.request.number: one.request.record for one in step.scheduled}
+    requests = (
+        {request.number: request.record for request in step.requests}
+        if step.record.admitted
+        else {}
+    )
     for admission in step.record.admitted:
         _add_admission(summary, admission, requests.get(admission.request))
     _add_events(summary, step.before + step.record.events + step.after)
@@ -187,7 +207,9 @@ def _add_step(summary: Summary, step: Step) -> None:
 def _add_arrivals(summary: Summary, requests: Iterable[Request]) -> None:
     for request in requests:
         summary.num_arrived += 1
-        summary.prompt_tokens += request.record.num_prompt_tokens
+        num_tokens = request.record.num_prompt_tokens
+        summary.prompt_tokens += num_tokens
+        summary.longest_prompt_tokens = max(num_tokens, summary.longest_prompt_tokens)
 
 
 def _add_admission(summary: Summary, admission: Admission, request: RequestRecord | None) -> None:

@@ -7,6 +7,7 @@ was written. What cannot be written is counted; the next record that can be is p
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ class RankFileWriter:
         """Create the file and write its header. OSError: it cannot be created or written."""
         self._encoder = msgspec.json.Encoder()
         self._buffer = bytearray()
+        self._held: list[AnyRecord] = []
         self._lock = threading.Lock()
         self._size = 0
         self._gap = 0
@@ -40,11 +42,28 @@ class RankFileWriter:
             self._close_and_remove()
             raise
 
-    def write(self, record: AnyRecord) -> None:
-        """Append one record, or count it as dropped."""
+    def hold(self, record: AnyRecord) -> None:
+        """Keep one record until the next `write` or `flush`, which then is one call for both."""
         with self._lock:
             if self._fd < 0:
                 return
+            self._held.append(record)
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if self._held:
+            self._write_all(())
+
+    def write(self, record: AnyRecord) -> None:
+        """Append one record, and before it those that are held, or count them as dropped."""
+        self._write_all((record,))
+
+    def _write_all(self, records: Sequence[AnyRecord]) -> None:
+        with self._lock:
+            if self._fd < 0:
+                return
+            records = (*self._held, *records)
+            self._held.clear()
             try:
                 if self.num_records % CHECK_EVERY == 0 and os.fstat(self._fd).st_nlink == 0:
                     self.num_dropped += self.num_records  # all that was written is gone with it
@@ -53,11 +72,11 @@ class RankFileWriter:
                 if self._gap:
                     self._append(Gap(self._gap))
                     self._gap = 0
-                self._append(record)
-                self.num_records += 1
+                self._append(*records)
+                self.num_records += len(records)
             except Exception:  # no room, or a value that JSON cannot hold
-                self._gap += 1
-                self.num_dropped += 1
+                self._gap += len(records)
+                self.num_dropped += len(records)
                 self.generation += 1
 
     def close(self, end: End) -> None:
@@ -74,9 +93,12 @@ class RankFileWriter:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self, record: AnyRecord) -> None:
-        self._encoder.encode_into(record, self._buffer)
-        self._buffer += b"\n"
+    def _append(self, *records: AnyRecord) -> None:
+        end = 0
+        for record in records:
+            self._encoder.encode_into(record, self._buffer, end)
+            self._buffer += b"\n"
+            end = len(self._buffer)
         written = os.write(self._fd, self._buffer)
         if written != len(self._buffer):  # a full disk takes half a line: take it back
             os.ftruncate(self._fd, self._size)

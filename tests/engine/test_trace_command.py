@@ -31,6 +31,8 @@ round  pass             num_actual_tokens  seq_lens  hit  slot_mapping  block_ta
     2  first, step 40                   5       997  992  1056 .. 1060  1 .. 31 reused; 33 new
     2  decode, step 41                  1       998    -  1061          1 .. 31 reused; 33 new
 
+round 2: 5 tokens computed: vLLM reuses full blocks of 32 and always computes the last token
+
 2 rounds of 1 prompt, 4 output tokens
 4 output tokens leave the last block of the first round unfilled. It is not cached, vLLM
 frees it to the front of the free queue, and the second round gets the same block again.
@@ -43,6 +45,7 @@ round  pass            num_actual_tokens  seq_lens  hit  slot_mapping  block_tab
     2  first, step 4                   5       997  992  1024 .. 1028  1 .. 31 reused; 32 new
     2  decode, step 5                  1       998    -  1029          1 .. 31 reused; 32 new
 
+round 2: 5 tokens computed: vLLM reuses full blocks of 32 and always computes the last token
 round 2: new block 32 was in the table of the first round too: freed in between and taken again
 
 """

@@ -13,6 +13,7 @@ from omnicache_cli.engine.probe.vectors import (  # noqa: E402
     TableMirror,
     encode_slots,
     runs_of,
+    starts_of,
 )
 from omnicache_cli.trace import digest  # noqa: E402
 from omnicache_cli.trace.records import (  # noqa: E402
@@ -31,6 +32,11 @@ WORKER = WorkerSource(1, "e", "R", 0, 0, 0, "cpu", ["M"], [16], {}, "bfloat16")
 def test_runs_of_an_array_decode_to_it(length: int, gap: int) -> None:
     values = [index + index // 7 * gap for index in range(length)]
     assert from_runs(runs_of(np.array(values, dtype=np.int64))) == values
+
+
+@pytest.mark.parametrize("values", [[], [0], [0, 1, 2, 3], [0, 2, 2, 3], [1, 2, 3], [0, 1, 1, 3]])
+def test_starts_of_a_batch_decode_to_it(values: list[int]) -> None:
+    assert from_runs(starts_of(np.array(values, dtype=np.int32))) == values
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnicache_cli import __version__
+from omnicache_cli.errors import UsageError
 from omnicache_cli.report.formats import FORMATS, Format, format_for, render
 from omnicache_cli.report.json import as_json
 from omnicache_cli.report.layout import display_width, escaped, wrapped
@@ -52,6 +53,17 @@ def test_text_aligns_numbers_right_and_shows_nothing_known_as_a_dash() -> None:
         "all is well",
         "  but look again",
     ]
+
+
+def test_rows_that_must_stay_on_one_line_come_closer_and_then_get_wider() -> None:
+    def lines(num_columns: int, value: int) -> list[str]:
+        columns = tuple(f"c{number}" for number in range(num_columns))
+        table = Table("", columns, [(value,) * num_columns], one_line_rows=True)
+        return as_text(Report("show", "T", {}, (table,))).splitlines()[1:]
+
+    assert lines(3, 12345) == ["   c0     c1     c2", "12345  12345  12345"]
+    assert lines(15, 12345)[1] == " ".join(["12345"] * 15)
+    assert lines(20, 12345)[1] == " ".join(["12345"] * 20)
 
 
 def test_empty_sections_say_so() -> None:
@@ -179,6 +191,8 @@ def test_json_refuses_what_it_cannot_say(result: dict[str, object]) -> None:
         (None, Path("a.json"), "json"),
         (None, Path("a.JSON"), "json"),
         (None, Path("a.jpeg"), "text"),
+        (None, Path("a.txt"), "text"),
+        (None, Path("json"), "text"),
         ("text", Path("a.json"), "text"),
         ("json", None, "json"),
     ],
@@ -187,6 +201,17 @@ def test_the_file_name_picks_the_format_unless_asked(
     requested: Format | None, output: Path | None, picked: Format
 ) -> None:
     assert format_for(requested, output) == picked
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.HTML", "a.parquet", "a.md", "a.xml", "a.yaml"])
+def test_a_file_name_of_a_format_that_is_not_there_is_refused_unless_asked(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        format_for(None, Path(name))
+    assert str(caught.value) == (
+        f"{name} names a format that is not there; formats: text, json; choose one with --format, "
+        "or name a .txt or .json file"
+    )
+    assert format_for("json", Path(name)) == "json"
 
 
 def test_every_format_on_offer_can_be_rendered() -> None:

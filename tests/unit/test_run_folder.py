@@ -38,6 +38,12 @@ def test_an_earlier_run_comes_back_when_nothing_comes_of_the_new_one(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_run_that_recorded_nothing_may_be_tried_again_without_force(tmp_path: Path) -> None:
+    write_manifest(tmp_path, MANIFEST)
+    prepare_folder(tmp_path, force=False).keep()
+    assert list(tmp_path.iterdir()) == []
+
+
 def earlier_run(folder: Path) -> Path:
     two_rounds().write(folder)
     write_manifest(folder, MANIFEST)

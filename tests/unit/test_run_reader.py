@@ -1,6 +1,7 @@
 """Reading a run folder: what a killed process leaves, what damage is, and what is no trace."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -109,8 +110,30 @@ def test_a_foreign_file_is_no_trace(content: bytes, tmp_path: Path) -> None:
         Run(tmp_path)
 
 
-def test_an_empty_folder_says_that_nothing_was_traced(tmp_path: Path) -> None:
-    with pytest.raises(BadTraceError, match=r"no process wrote a trace"):
+def test_an_empty_folder_is_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadTraceError, match=r"is not a run folder: it holds no \*.trace.jsonl"):
+        Run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"error": "EngineFailedError"},
+            r"holds no step: the run ended before its first one \(EngineFailedError\)",
+        ),
+        ({"error": None}, r"holds no step: the run ended before its first one; record it again"),
+        (
+            {"layout": "command", "program": "python"},
+            r"holds no step: python started no traced vLLM engine; omnicache-cli must be",
+        ),
+    ],
+)
+def test_a_run_without_a_step_says_how_it_ended(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    write_manifest(tmp_path, **changes)
+    with pytest.raises(BadTraceError, match=message):
         Run(tmp_path)
 
 

@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.trace.records import (
+    Allocated,
     BatchDescriptor,
+    CacheGroup,
     CacheReset,
+    EngineSource,
     Evicted,
     ForwardStep,
     MultiModalSpan,
+    RankStep,
+    SchedulerStep,
+    WorkerSource,
 )
 from omnicache_cli.trace.views import steps as steps_view
 from omnicache_cli.trace.views.words import runs_text
@@ -76,26 +83,52 @@ def busy() -> Recording:
     return recording
 
 
+def resumed_with_a_hit() -> Recording:
+    """A request of 20 tokens is preempted for another one, and hits its own block afterwards."""
+    recording = Recording()
+    number = recording.arrive("a", 20)
+    other = recording.arrive("b", 4)
+    recording.step({number: 20}, admit={number: Admit([[1, 2]])})
+    recording.step({other: 4}, admit={other: Admit([[3]])}, events=recording.preempt(number))
+    recording.step({number: 5}, admit={number: Admit([[1, 2]], hit=16, resumed=True)})
+    return recording
+
+
 # -- steps ------------------------------------------------------------------------------------
+
+STEPS = """\
+Steps of run
+model    tiny
+steps    5
+pool     64 blocks of 16 tokens, 1 KV cache group, prefix caching on
+columns  adm, res, pre, fin: requests admitted, resumed, preempted, finished; new .. freed: blocks
+
+Tokens, free blocks, times in ms
+step reqs tokens prefill hit free sched prep fwd samp adm res pre fin new cached evict freed
+   0    1     40      40   0   40   0.1  0.5   2  0.3   1   0   0   0   3      0     0     0
+   1    1      1       0   -   39   0.1  0.5   2  0.3   0   0   0   0   0      0     0     0
+   2    1      1       0   -   38   0.1  0.5   2  0.3   0   0   0   1   0      0     0     3
+   3    1      8       8  32   37   0.1  0.5   2  0.3   1   0   0   0   1      0     0     0
+   4    1      1       0   -   36   0.1  0.5   2  0.3   0   0   0   1   0      0     0     3
+""".splitlines()
+
+BUSY_STEPS = """\
+step reqs tokens prefill hit free sched prep fwd samp adm res pre fin new cached evict freed
+   0    2     14      14   0   40   0.1  0.5   2  0.3   2   0   0   0   4      0     0     0
+   1    1      1       0   -   39   0.1  0.5   2  0.3   0   0   1   1   1      0     1     5
+   2    1      7       7   -   38   0.1  0.5   2  0.3   0   1   0   1   2      0     0     2
+""".splitlines()
+
+LARGE_STEPS = """\
+  step reqs tokens prefill   hit   free sched prep  fwd samp adm res pre fin  new cached evict freed
+123456    1  99072   99072 32000 999999  12.3  0.5 1230  0.1   1   0   0   1 6192      0     0  8192
+""".splitlines()
 
 
 def test_the_steps_are_listed_one_a_line(show: Show, rounds: Path) -> None:
     ran = show(rounds)
 
-    assert ran.lines == [
-        "Steps of run",
-        "model  tiny",
-        "steps  5",
-        "pool   64 blocks of 16 tokens, 1 KV cache group, prefix caching on",
-        "",
-        "Tokens, free blocks, times in ms",
-        "step  reqs  tokens  prefill  hit  free  sched  prep  fwd  sample  requests    blocks",
-        "   0     1      40       40    0    40    0.1   0.5    2     0.3  1 admitted  3 new",
-        "   1     1       1        0    -    39    0.1   0.5    2     0.3  -           -",
-        "   2     1       1        0    -    38    0.1   0.5    2     0.3  1 finished  3 freed",
-        "   3     1       8        8   32    37    0.1   0.5    2     0.3  1 admitted  1 new",
-        "   4     1       1        0    -    36    0.1   0.5    2     0.3  1 finished  3 freed",
-    ]
+    assert ran.lines == STEPS
     assert (ran.code, ran.err) == (0, "next: omnicache show run --step 0\n")
 
 
@@ -111,7 +144,9 @@ def test_the_steps_as_json(show: Show, rounds: Path) -> None:
         "num_prefill_tokens": 8,
         "num_decode_tokens": 0,
         "num_admitted": 1,
+        "num_resumed": 0,
         "hit_tokens": 32,
+        "resumed_hit_tokens": None,
         "allocated_blocks": 1,
         "cached_blocks": 0,
         "evicted_blocks": 0,
@@ -126,18 +161,39 @@ def test_the_steps_as_json(show: Show, rounds: Path) -> None:
     }
 
 
-def test_a_busy_run_names_what_happened(show: Show, tmp_path: Path) -> None:
+def test_a_busy_run_keeps_one_line_per_step(show: Show, tmp_path: Path) -> None:
     ran = show(busy().write(tmp_path / "run"), "--quiet")
 
-    assert [line[66:] for line in ran.lines[-6:]] == [
-        "requests          blocks",
-        "2 admitted        4 new",
-        "1 preempted, 1    1 new, 1",
-        "finished          evicted, 5 freed",
-        "1 admitted, 1     2 new, 2 freed",
-        "finished",
-    ]
+    assert ran.lines[-4:] == BUSY_STEPS
     assert ran.err == ""
+
+
+def test_resumed_requests_and_their_hits_are_counted_apart(show: Show, tmp_path: Path) -> None:
+    ran = show(resumed_with_a_hit().write(tmp_path / "run"), "--format", "json", "--quiet")
+
+    names = ("num_admitted", "num_resumed", "hit_tokens", "resumed_hit_tokens")
+    assert [tuple(one[name] for name in names) for one in ran.json["steps"]] == [
+        (1, 0, 0, None),
+        (1, 0, 0, None),
+        (0, 1, None, 16),
+    ]
+
+
+def test_a_large_run_keeps_one_line_per_step_within_100_columns(show: Show, tmp_path: Path) -> None:
+    recording = Recording(num_blocks=1 << 20)
+    recording.next_step = 123_456
+    number = recording.arrive("a", 131_072)
+    recording.step({number: 99_072}, admit={number: Admit([list(range(1, 8193))], hit=32_000)})
+    recording.finish(number)
+    recording.change(
+        SchedulerStep, 123_456, schedule_ns=12_345_678, num_free_blocks=999_999, num_waiting=5
+    )
+    recording.change(ForwardStep, 123_456, forward_ns=1_234_567_890, sample_ns=99_900)
+
+    ran = show(recording.write(tmp_path / "run"), "--quiet")
+
+    assert ran.lines[-2:] == LARGE_STEPS
+    assert len(ran.lines[-1]) <= 100
 
 
 def test_a_step_without_a_worker_record_has_no_times(show: Show, rounds: Path) -> None:
@@ -145,9 +201,7 @@ def test_a_step_without_a_worker_record_has_no_times(show: Show, rounds: Path) -
     recording.drop(ForwardStep, 1)
     recording.write(rounds)
 
-    assert "   1     1       1        0    -    39    0.1     -    -       -  -           -" in (
-        show(rounds).lines
-    )
+    assert show(rounds).lines[-4] == STEPS[-4].replace("0.5   2  0.3", "  -   -    -")
 
 
 def test_a_long_run_is_cut_in_words(
@@ -156,7 +210,7 @@ def test_a_long_run_is_cut_in_words(
     monkeypatch.setattr(steps_view, "TEXT_ROWS", 2)
 
     assert show(rounds).lines[-3:] == [
-        "   1     1       1        0    -    39    0.1   0.5    2     0.3  -           -",
+        STEPS[-4],
         "",
         "… and 3 more steps; --step N or --format json for all",
     ]
@@ -196,6 +250,7 @@ def test_a_step_as_vllm_sees_it(show: Show, rounds: Path) -> None:
         "",
         "Forward pass of rank 0 on cpu",
         "num_reqs          1",
+        "rows              #1 p0-r2",
         "batch_descriptor  -",
         "cudagraph_mode    NONE",
         "prepare           0.5 ms",
@@ -209,7 +264,7 @@ def test_a_step_as_vllm_sees_it(show: Show, rounds: Path) -> None:
         "max_seq_len        40",
         "seq_lens           40",
         "slot_mapping       64 .. 71",
-        "block_table[0]     1, 2, 4",
+        "block_table[0] #1  1, 2, 4",
         "block_table.shape  1, 64",
         "causal             yes",
         "use_cascade        -",
@@ -240,13 +295,64 @@ def test_a_padded_step_shows_its_padding(show: Show, tmp_path: Path) -> None:
     ran = show(tmp_path / "run", "--step", 0, "--quiet")
 
     assert "slot_mapping       1024 .. 1028, then -1 x 3" in ran.lines
-    assert "block_table[0]     1 .. 62, 64" in ran.lines
+    assert "block_table[0] #0  1 .. 62, 64" in ran.lines
     assert "batch_descriptor  num_tokens 8, num_reqs 1, uniform" in ran.lines
     data = show(tmp_path / "run", "--step", 0, "--format", "json").json
     (group,) = data["forwards"][0]["groups"]
     assert group["slot_mapping"] == [1024, 1025, 1026, 1027, 1028, -1, -1, -1]
     assert group["block_table"] == [table]
     assert data["forwards"][0]["batch_descriptor"]["num_tokens"] == 8
+
+
+def test_each_batch_row_names_its_request(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    names = ("p1", "p2", "chat-completion-of-a-client")
+    a, b, c = (recording.arrive(name, 20) for name in names)
+    admit = {number: Admit([[2 * number + 1, 2 * number + 2]]) for number in (a, b, c)}
+    recording.step({a: 20, b: 20, c: 20}, admit=admit, rows=[c, a, b])
+    recording.write(tmp_path / "run")
+
+    lines = show(tmp_path / "run", "--step", 0, "--quiet").lines
+
+    assert lines[lines.index("Requests") :][:17] == [
+        "Requests",
+        "request  external id                  computed  scheduled  hit  blocks",
+        "#0       p1                                  0         20    0  1, 2",
+        "#1       p2                                  0         20    0  3, 4",
+        "#2       chat-completion-of-a-client         0         20    0  5, 6",
+        "",
+        "Forward pass of rank 0 on cpu",
+        "num_reqs          3",
+        "rows              #2, #0 p1, #1 p2",
+        "batch_descriptor  -",
+        "cudagraph_mode    NONE",
+        "prepare           0.5 ms",
+        "forward           2.0 ms",
+        "sample            0.3 ms",
+        "",
+        "KV cache group 0: FullAttentionSpec, block size 16, CPUAttentionMetadata",
+        "num_actual_tokens  60",
+    ]
+    assert [line for line in lines if line.startswith("block_table[")] == [
+        "block_table[0] #2  5, 6",
+        "block_table[1] #0  1, 2",
+        "block_table[2] #1  3, 4",
+    ]
+    data = show(tmp_path / "run", "--step", 0, "--format", "json").json
+    assert data["forwards"][0]["request_numbers"] == [2, 0, 1]
+
+
+def test_a_batch_row_that_was_not_scheduled_keeps_its_internal_id(
+    show: Show, tmp_path: Path
+) -> None:
+    recording = two_rounds()
+    recording.change(ForwardStep, 3, new_requests=[(1, "stranger")])
+    recording.write(tmp_path / "run")
+
+    lines = show(tmp_path / "run", "--step", 3, "--quiet").lines
+
+    assert "rows              stranger (not scheduled)" in lines
+    assert "block_table[0]     1, 2, 4" in lines
 
 
 def test_the_events_of_a_step_are_told_in_words(show: Show, tmp_path: Path) -> None:
@@ -332,7 +438,7 @@ def test_a_preempted_request_resumes(show: Show, tmp_path: Path) -> None:
         "0     starts to run: hit 0 of 6 tokens",
         "0     takes blocks 3, 4",
         "0     computes 6 tokens, positions 0 .. 5",
-        "1     is preempted",
+        "1     is preempted: #0 needs blocks",
         "1     frees blocks 4, 3",
         "1     block 3 evicted, taken by #0",
         "2     resumes: hit 0 of 6 tokens",
@@ -341,6 +447,118 @@ def test_a_preempted_request_resumes(show: Show, tmp_path: Path) -> None:
         "2     finishes: FINISHED_STOPPED, 2 output tokens",
         "2     frees blocks 5, 4",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kv_connector", "words"),
+    [
+        (False, "is preempted: it needs blocks itself and none is left"),
+        (True, "is preempted"),  # the scheduler may have given up
+    ],
+)
+def test_a_request_that_is_the_last_one_has_to_go_itself(
+    kv_connector: bool, words: str, show: Show, tmp_path: Path
+) -> None:
+    recording = Recording(options={"kv_connector": kv_connector})
+    a, b = (recording.arrive(name, 16) for name in ("a", "b"))
+    recording.step({a: 16, b: 16}, admit={a: Admit([[1]]), b: Admit([[2]])})
+    recording.step({a: 1}, grow={a: [[3]]})
+    recording.change(SchedulerStep, 1, events=[Allocated(a, [3, 1]), *recording.preempt(b)])
+    recording.write(tmp_path / "run")
+
+    ran = show(tmp_path / "run", "--request", "b", "--quiet")
+
+    assert [line for line in ran.lines if "preempted" in line] == [f"1     {words}"]
+    life = show(tmp_path / "run", "--request", "b", "--format", "json").json["life"]
+    assert life[-2]["preempted_for"] == (None if kv_connector else b)
+
+
+def test_hits_after_a_preemption_stand_in_the_header(show: Show, tmp_path: Path) -> None:
+    run = resumed_with_a_hit().write(tmp_path / "run")
+
+    assert show(run, "--request", "a", "--quiet").lines == [
+        "Request #0: a",
+        "engine                         host.1.0",
+        "internal id                    a-00000000",
+        "prompt tokens                  20",
+        "max_tokens                     16",
+        "hit tokens                     0",
+        "preemptions                    1",
+        "status                         not finished in this trace",
+        "output tokens                  -",
+        "hit tokens after a preemption  16",
+        "",
+        "Life",
+        "step  what happened",
+        "0     arrives: 20 prompt tokens, max_tokens 16",
+        "0     starts to run: hit 0 of 20 tokens",
+        "0     takes blocks 1, 2",
+        "0     computes 20 tokens, positions 0 .. 19",
+        "1     is preempted: #1 needs blocks",
+        "1     frees blocks 2, 1",
+        "2     resumes: hit 16 of 20 tokens; reuses block 1",
+        "2     takes block 2",
+        "2     computes 5 tokens, positions 16 .. 20",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "hit", "why"),
+    [
+        (40, 32, "8 tokens computed: vLLM reuses full blocks of 16 and always computes the last"
+        " token"),
+        (33, 32, "1 token computed: vLLM reuses full blocks of 16 and always computes the last"
+        " token"),
+        (48, 32, "16 tokens computed: the last token is always computed, so the last full block "
+        "is not reused"),
+        (9, 0, "9 tokens computed: the prompt fills no block of 16"),
+        (40, 16, None),  # another reason, or nothing like it was cached
+        (40, 0, None),
+    ],
+)  # fmt: skip
+def test_what_was_computed_is_explained_where_the_arithmetic_is_that(
+    num_tokens: int, hit: int, why: str | None, show: Show, tmp_path: Path
+) -> None:
+    recording = Recording()
+    number = recording.arrive("a", num_tokens)
+    blocks = list(range(1, -(-num_tokens // 16) + 1))
+    recording.step({number: num_tokens - hit}, admit={number: Admit([blocks], hit=hit)})
+    recording.write(tmp_path / "run")
+
+    data = show(tmp_path / "run", "--request", "a", "--format", "json").json
+    assert data["why_computed"] == why
+    lines = show(tmp_path / "run", "--request", "a", "--quiet").lines
+    words = " ".join(lines[lines.index("Life") :])
+    assert ("computed: " in words) == (why is not None)
+    assert why is None or words.endswith(f"  {why}")
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "admit"),
+    [
+        ([cache_group()], {"enable_prefix_caching": False}, {}),
+        ([cache_group(spec="SlidingWindowSpec", sliding_window=16)], {}, {}),
+        ([cache_group(), cache_group(spec="MambaSpec", maps_slots=False)], {}, {}),
+        ([cache_group()], {"block_size": 32}, {}),
+        ([cache_group()], {}, {"external": 4}),
+        ([cache_group()], {}, {"resumed": True}),
+    ],
+)
+def test_what_was_computed_is_not_explained_elsewhere(
+    groups: list[CacheGroup],
+    changes: dict[str, Any],
+    admit: dict[str, Any],
+    show: Show,
+    tmp_path: Path,
+) -> None:
+    recording = Recording(groups, **changes)
+    number = recording.arrive("a", 40)
+    tables = [[10 * index + 1, 10 * index + 2, 10 * index + 3] for index in range(len(groups))]
+    count = 8 - admit.get("external", 0)
+    recording.step({number: count}, admit={number: Admit(tables, hit=32, **admit)})
+    recording.write(tmp_path / "run")
+
+    assert show(tmp_path / "run", "--request", "a", "--format", "json").json["why_computed"] is None
 
 
 def test_chunks_are_told_one_by_one(show: Show, tmp_path: Path) -> None:
@@ -422,8 +640,41 @@ def test_the_rounds_side_by_side(show: Show, rounds: Path) -> None:
         "    1  decode, step 1                  1        41    -  56            1 .. 3",
         "    2  first, step 3                   8        40   32  64 .. 71      1, 2 reused; 4 new",
         "    2  decode, step 4                  1        41    -  72            1, 2 reused; 4 new",
+        "",
+        "round 2: 8 tokens computed: vLLM reuses full blocks of 16 and always computes the last "
+        "token",
     ]
     assert ran.err == "next: omnicache show run --request p0-r2\n"
+
+
+def test_a_request_in_a_batch_shows_its_share_of_the_tokens(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    first, stranger = recording.arrive("p0-r1", 16), recording.arrive("x", 4)
+    admit = {first: Admit([[1, 2]]), stranger: Admit([[3]])}
+    recording.step({first: 16, stranger: 4}, admit=admit, rows=[stranger, first])
+    recording.step({first: 1, stranger: 1})
+    recording.finish(first, 2)
+    for number, block in ((2, 4), (3, 5)):
+        later = recording.arrive(f"p0-r{number}", 16)
+        recording.step({later: 16}, admit={later: Admit([[block]])})
+    write_manifest(recording.write(tmp_path / "run"), num_rounds=3)
+
+    ran = show(tmp_path / "run", "--rounds", "-q")
+
+    assert ran.lines == [
+        "3 rounds of 1 prompt",
+        "",
+        "Prompt 0: 16 tokens",
+        "round  pass            num_actual_tokens  seq_lens  hit  slot_mapping  block_table",
+        "    1  first, step 0   16 of 20                 16    0  16 .. 31      1, 2",
+        "    1  decode, step 1  1 of 2                   17    -  32            1, 2",
+        "    2  first, step 2   16                       16    0  64 .. 79      4",
+        "    3  first, step 3   16                       16    0  80 .. 95      5",
+        "",
+        "rounds 1 .. 3: 16 tokens computed: the last token is always computed, so the last full "
+        "block is not",
+        "reused",
+    ]
 
 
 def test_a_tail_block_that_was_taken_again_is_named(show: Show, tmp_path: Path) -> None:
@@ -496,13 +747,17 @@ def test_a_run_without_rounds_says_so(show: Show, rounds: Path) -> None:
         3, "", "omnicache: run has one round only; record it again with --rounds 2\n"
     )
 
-    (rounds / "run.json").unlink()
-    assert show(rounds, "--rounds") == Ran(
+    no_rounds = Ran(
         3,
         "",
         "omnicache: run has no rounds: only `omnicache trace MODEL --rounds N` makes them; "
         "try: omnicache show run\n",
     )
+    write_manifest(rounds, num_rounds=1, layout="command", model=None, program="python")
+    assert show(rounds, "--rounds") == no_rounds
+
+    (rounds / "run.json").unlink()
+    assert show(rounds, "--rounds") == no_rounds
 
 
 # -- check ------------------------------------------------------------------------------------
@@ -527,6 +782,24 @@ def test_a_sound_run_passes_the_check(show: Show, rounds: Path) -> None:
         "       0",
     ]
     assert (ran.code, ran.err) == (0, "next: omnicache show run --summary\n")
+
+
+def test_the_agreement_of_ranks_is_listed_only_for_several(show: Show, rounds: Path) -> None:
+    def listed() -> list[int]:
+        data = show(rounds, "--check", "--format", "json").json
+        return [one["invariant"] for one in data["invariants"]]
+
+    assert listed() == [1, 2, 3, 4, 6]
+
+    recording = two_rounds()
+    engine, worker = recording.records[:2]
+    assert isinstance(engine, EngineSource)
+    assert isinstance(worker, WorkerSource)
+    second = replace(worker, source=2, rank=1, tp_rank=1)
+    recording.records[:2] = [replace(engine, parallel={"world_size": 2}), worker, second]
+    recording.records.append(RankStep(2, 0, 0, 1, 2, 3, "00" * 8))
+    recording.write(rounds)
+    assert listed() == [1, 2, 3, 4, 6, 11]
 
 
 def test_a_broken_run_fails_the_check(show: Show, rounds: Path) -> None:
@@ -657,18 +930,69 @@ def test_the_summary_of_a_busy_run(show: Show, tmp_path: Path) -> None:
 
 
 def test_hits_after_a_preemption_are_counted_apart_as_vllm_does(show: Show, tmp_path: Path) -> None:
-    recording = Recording()
-    number = recording.arrive("a", 20)
-    other = recording.arrive("b", 4)
-    recording.step({number: 20}, admit={number: Admit([[1, 2]])})
-    recording.step({other: 4}, admit={other: Admit([[3]])}, events=recording.preempt(number))
-    recording.step({number: 5}, admit={number: Admit([[1, 2]], hit=16, resumed=True)})
+    run = resumed_with_a_hit().write(tmp_path / "run")
 
-    ran = show(recording.write(tmp_path / "run"), "--summary", "--format", "json")
+    ran = show(run, "--summary", "--format", "json")
 
     data = ran.json
     assert (data["hit_tokens"], data["queried_tokens"], data["resumed_hit_tokens"]) == (0, 24, 16)
-    assert "hit tokens after a preemption  16" in show(tmp_path / "run", "--summary").lines
+    assert "hit tokens after a preemption  16" in show(run, "--summary").lines
+
+
+@pytest.mark.parametrize(
+    ("longest", "reason"),
+    [
+        (15, "no prompt fills a block of 16 tokens, so nothing could hit"),
+        (16, "no prompt is longer than a block of 16 tokens, so nothing could hit"),
+        (17, None),
+    ],
+)
+def test_prompts_too_short_to_hit_are_named(
+    longest: int, reason: str | None, show: Show, tmp_path: Path
+) -> None:
+    recording = Recording()
+    for length in (4, longest):
+        number = recording.arrive("a", length)
+        recording.step({number: length}, admit={number: Admit([[1 + number, 3 + number]])})
+    recording.write(tmp_path / "run")
+
+    data = show(tmp_path / "run", "--summary", "--format", "json").json
+    assert (data["no_hit_reason"], data["longest_prompt_tokens"]) == (reason, longest)
+    lines = show(tmp_path / "run", "--summary", "--quiet").lines
+    told = [] if reason is None else ["", reason]
+    assert lines[lines.index("prefix cache resets      0") + 1 :][: len(told) + 2] == [
+        *told,
+        "",
+        "Phase times",
+    ]
+
+
+def test_prompts_are_too_short_only_where_they_are_on_every_engine(
+    show: Show, two_engines: Path
+) -> None:
+    recording = Recording(engine="host.1.0")
+    number = recording.arrive("a", 4)
+    recording.step({number: 4}, admit={number: Admit([[1]])})
+    recording.write(two_engines, name="host.1")
+
+    def reason(*options: object) -> object:
+        return show(two_engines, "--summary", *options, "-f", "json").json["no_hit_reason"]
+
+    assert reason() is None
+    assert reason("--engine", 0) == "no prompt fills a block of 16 tokens, so nothing could hit"
+    assert reason("--engine", 1) is None
+
+
+def test_short_prompts_explain_nothing_where_something_hit_or_was_not_asked(
+    show: Show, tmp_path: Path
+) -> None:
+    recording = busy()
+    recording.change(SchedulerStep, 0, admitted=[])
+    recording.write(tmp_path / "run")
+
+    data = show(tmp_path / "run", "--summary", "--format", "json").json
+
+    assert (data["queried_tokens"], data["no_hit_reason"]) == (0, None)
 
 
 def test_the_share_of_each_modality_in_the_hits(show: Show, tmp_path: Path) -> None:
@@ -771,6 +1095,19 @@ def test_a_file_is_written_and_not_overwritten(show: Show, rounds: Path) -> None
     assert json.loads(Path("s.json").read_text())["steps"] == 5
     assert show(rounds, "-o", "s.json").code == 3
     assert show(rounds, "-o", "s.json", "--force", "-q").code == 0
+
+
+def test_a_file_of_another_format_is_refused_unless_the_format_is_named(
+    show: Show, rounds: Path
+) -> None:
+    assert show(rounds, "-o", "s.csv") == Ran(
+        2,
+        "",
+        "omnicache: s.csv names a format that is not there; formats: text, json; choose one with "
+        "--format, or name a .txt or .json file\n",
+    )
+    assert not Path("s.csv").exists()
+    assert show(rounds, "-o", "s.csv", "--format", "text", "-q").code == 0
 
 
 def test_a_damaged_run_is_bad_input(show: Show, rounds: Path) -> None:

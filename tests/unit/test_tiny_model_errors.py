@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.engine import tiny_models
 from omnicache_cli.engine.tiny_kinds import TINY_MODEL_KINDS
 from omnicache_cli.engine.tiny_models import build_tiny_model
@@ -36,6 +37,17 @@ def test_the_table_of_kinds_and_the_table_of_builders_agree() -> None:
 def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no tiny model kind 'txt'; choose one of: text, image"):
         build_tiny_model("txt", tmp_path / "model")
+
+
+def test_a_report_of_a_format_that_is_not_there_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["omnicache", "tiny-model", "text", "tiny", "-o", "r.csv"])
+
+    assert exit_code_of_run() == 2
+    assert capsys.readouterr().err.startswith("omnicache: r.csv names a format that is not there;")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_new_folder_holds_the_files_and_the_marker(tmp_path: Path) -> None:

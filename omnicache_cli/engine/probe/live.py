@@ -69,14 +69,14 @@ def _slot_mapping(
     metadata: Any, context: Any, group: Any, table: Any
 ) -> tuple[np.ndarray | None, Any]:
     """The slot mapping as numpy, or the tensor where it is on a device; neither: nothing maps."""
-    if table.slot_mapping_mode.name == "NONE":
+    if table.slot_mapping_mode.value == "none":
         return None, None
     tensor = getattr(metadata, "slot_mapping", None)
     if tensor is None and isinstance(context.slot_mapping, dict):
         tensor = of_group(context.slot_mapping, group)
     if tensor is None:
         return None, None
-    return (tensor.numpy(), None) if tensor.device.type == "cpu" else (None, tensor)
+    return (tensor.numpy(), None) if tensor.is_cpu else (None, tensor)
 
 
 def of_group(by_layer: Any, group: Any) -> Any:
@@ -87,7 +87,7 @@ def of_group(by_layer: Any, group: Any) -> Any:
 def _on_cpu(metadata: Any, name: str) -> np.ndarray | None:
     """A tensor of the metadata as numpy, if that needs no device."""
     tensor = getattr(metadata, name, None)
-    if tensor is None or tensor.device.type != "cpu":
+    if tensor is None or not tensor.is_cpu:
         return None
     array: np.ndarray = tensor.numpy()
     return array

@@ -84,6 +84,17 @@ class Recorder:
                 return
         self._writer.write(record)
 
+    def hold(self, record: AnyRecord) -> None:
+        """As `write`, together with the next record or `flush`."""
+        if self._writer is None:
+            self.write(record)
+        elif not self.closed:
+            self._writer.hold(record)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
     def note_error(self, hook: str, error: BaseException) -> None:
         """Count an error of our own; its text may name types and numbers, never prompts."""
         self.errors[hook] += 1

@@ -19,7 +19,7 @@ from omnicache_cli.engine.probe.live import (
 )
 from omnicache_cli.engine.probe.recorder import Recorder
 from omnicache_cli.engine.probe.scheduler import STEP_ATTRIBUTE
-from omnicache_cli.engine.probe.vectors import TableMirror, encode_slots, runs_of
+from omnicache_cli.engine.probe.vectors import TableMirror, encode_slots, starts_of
 from omnicache_cli.trace.records import BatchDescriptor, ForwardStep, GroupForward, RankStep
 
 
@@ -158,7 +158,7 @@ class RunnerProbe:
             "max_seq_len": group.max_seq_len,
             "query_start_loc": None
             if shared and _same(starts, first.query_start_loc)
-            else runs_of(starts),
+            else starts_of(starts),
             "seq_lens": None if shared and _same(lens, first.seq_lens) else lens.tolist(),
             "table_shape": group.table_shape,
             "block_table": self._tables[number].changes(

@@ -203,7 +203,7 @@ class SchedulerProbe:
         self._batch = batch
         self._events = []
         self._lookups.clear()
-        self.recorder.write(record)
+        self.recorder.hold(record)  # the worker's record follows, if it runs in this process
 
     def flush(self) -> None:
         """Write events that no step will carry."""
@@ -212,6 +212,8 @@ class SchedulerProbe:
             events, self._events = self._events, []
             now = self.recorder.since_start(time.perf_counter_ns())
             self.recorder.write(AfterStep(self._source, self._step - 1, now, events))
+        else:
+            self.recorder.flush()
 
     def _declare(self, request: Any) -> None:
         self._hashes_seen[request.request_id] = len(request.block_hashes)

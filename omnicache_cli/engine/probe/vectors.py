@@ -1,5 +1,6 @@
 """numpy vectors of a forward pass -> what a record says about them: runs, padding, changed rows."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,9 @@ from omnicache_cli.trace.records import Runs, to_runs
 
 SHORT_VECTOR = 80
 """Up to this length Python encodes a vector faster than numpy's calls do."""
+
+SMALL_TABLE_CELLS = 1 << 15
+"""Block tables up to this size are compared as raw bytes: numpy's calls would cost more."""
 
 FULL_COMPARE_CELLS = 1 << 18
 """Block tables up to this size are compared whole in every step; larger ones a part at a time."""
@@ -18,7 +22,7 @@ class TableMirror:
 
     def __init__(self) -> None:
         self._cells = np.empty((0, 0), dtype=np.int32)
-        self._used = np.empty(0, dtype=np.int32)
+        self._used: list[int] = []
         self._turn = 0
 
     def changes(
@@ -26,48 +30,74 @@ class TableMirror:
     ) -> list[tuple[int, int, Runs]]:
         """Rows that differ: (row, first differing column, ids from there to the row's end).
 
-        A large table whose rows hold the requests they held before is looked at a part at a time.
-        `table` is (at least num_reqs, columns), `used` (num_reqs,) the columns in use.
+        `table` is (at least num_reqs, columns), `used` (num_reqs,) the columns in use. A large
+        table whose rows hold the requests they held before is looked at a part at a time; a row
+        whose length changes is told at once.
         """
-        num_rows = len(used)
-        width = int(used.max(initial=0))
-        self._grow(num_rows, width)
-        cells, now = self._cells[:num_rows, :width], table[:num_rows, :width]
-        known = self._used[:num_rows]
-        if reordered or cells.size <= FULL_COMPARE_CELLS:
-            unequal = cells != now
-            if not unequal.any() and not (known != used).any():
-                self._used[num_rows:] = 0
-                return []
-            differs = unequal.any(axis=1)
+        now = table[: len(used)]
+        lengths: list[int] = used.tolist()
+        known = self._grow(now)
+        rows = [row for row, length in enumerate(lengths) if length != known[row]]
+        changed = [self._change(row, now, known[row], lengths[row]) for row in rows]
+        cells = self._cells[: len(lengths)]
+        if now.size <= SMALL_TABLE_CELLS:
+            others = [] if cells.tobytes() == now.tobytes() else _unequal_rows(cells, now)
+        elif reordered or now.size <= FULL_COMPARE_CELLS:
+            others = _unequal_rows(cells, now)
         else:
-            differs = np.zeros(num_rows, dtype=bool)
-            part = max(1, FULL_COMPARE_CELLS // width)
-            turn = np.arange(self._turn, self._turn + part) % num_rows
-            differs[turn] = (cells[turn] != now[turn]).any(axis=1)
-            self._turn = int(turn[-1] + 1) % num_rows
-        changed = []
-        for row in np.flatnonzero(differs | (known != used)).tolist():
-            old_end, end = int(known[row]), int(used[row])
-            shared = min(old_end, end)
-            wrong = np.flatnonzero(cells[row, :shared] != now[row, :shared])
-            first = int(wrong[0]) if len(wrong) else shared
-            if first < shared or old_end != end:
-                changed.append((row, first, runs_of(now[row, first:end])))
-            cells[row] = now[row]
-        self._used[:num_rows] = used
-        self._used[num_rows:] = 0  # rows that left are told again in full
-        return changed
+            part = max(1, FULL_COMPARE_CELLS // now.shape[1])
+            turn = np.arange(self._turn, self._turn + part) % len(lengths)
+            self._turn = int(turn[-1] + 1) % len(lengths)
+            others = [int(turn[row]) for row in _unequal_rows(cells[turn], now[turn])]
+        for row in others:
+            change = self._change(row, now, lengths[row], lengths[row])
+            if change[2]:  # else only what lies behind the used columns
+                changed.append(change)
+        self._used = lengths
+        return sorted(changed) if others else changed
 
-    def _grow(self, num_rows: int, width: int) -> None:
-        have_rows, have_width = self._cells.shape
-        if num_rows > have_rows or width > have_width:
-            grown = np.full((max(num_rows, have_rows), max(width, have_width)), -1, dtype=np.int32)
-            grown[:have_rows, :have_width] = self._cells
+    def _change(
+        self, row: int, now: np.ndarray, old_length: int, length: int
+    ) -> tuple[int, int, Runs]:
+        """How one row differs, and the mirror brought up to date."""
+        shared = min(old_length, length)
+        old: list[int] = self._cells[row, :shared].tolist()
+        new: list[int] = now[row, :length].tolist()
+        first = shared
+        if new[:shared] != old:
+            first = next(column for column in range(shared) if old[column] != new[column])
+        self._cells[row] = now[row]
+        return row, first, to_runs(new[first:])
+
+    def _grow(self, now: np.ndarray) -> list[int]:
+        """Room for as many rows and columns; the known length of each row, 0 where it is new."""
+        num_rows, width = now.shape
+        if num_rows > len(self._cells) or width != self._cells.shape[1]:
+            grown = np.full((max(num_rows, len(self._cells)), width), -1, dtype=now.dtype)
+            if width == self._cells.shape[1]:
+                grown[: len(self._cells)] = self._cells
+            else:
+                self._used = []
             self._cells = grown
-            used = np.zeros(len(grown), dtype=np.int32)
-            used[: len(self._used)] = self._used
-            self._used = used
+        return self._used[:num_rows] + [0] * (num_rows - len(self._used))
+
+
+def _unequal_rows(cells: np.ndarray, now: np.ndarray) -> list[int]:
+    rows: list[int] = np.flatnonzero((cells != now).any(axis=1)).tolist()
+    return rows
+
+
+@lru_cache(maxsize=8)
+def _counting_bytes(length: int, dtype: np.dtype) -> bytes:
+    return np.arange(length, dtype=dtype).tobytes()
+
+
+def starts_of(values: np.ndarray) -> Runs:
+    """`runs_of` for a query_start_loc: in decode steps it counts 0, 1, 2, ..."""
+    length = len(values)
+    if length and values.tobytes() == _counting_bytes(length, values.dtype):
+        return [0, length]
+    return runs_of(values)
 
 
 def runs_of(values: np.ndarray) -> Runs:

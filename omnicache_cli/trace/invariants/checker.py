@@ -105,21 +105,20 @@ class InvariantChecker:
         self._check_hits(step, state, writes, unseen, reason)
 
     def _check_ranks(self, step: Step) -> None:
-        """Compare digests; the first rank of each pipeline stage has recorded its batch in full."""
-        if not step.ranks:
-            return
-        full = {view.worker.pp_rank: view for view in step.forwards if view.worker.tp_rank == 0}
-        digests = {stage: digest_of(view) for stage, view in full.items()}
-        for rank in step.ranks:
-            expected = digests.get(rank.worker.pp_rank)
-            if expected is None:
+        """Compare each further rank with the first of its pipeline stage, by digests."""
+        first = {view.worker.pp_rank: view for view in step.forwards if view.worker.tp_rank == 0}
+        further = [(rank.worker, rank.record.digest) for rank in step.ranks]
+        further += [(v.worker, digest_of(v)) for v in step.forwards if v.worker.tp_rank > 0]
+        for worker, digest in further:
+            view = first.get(worker.pp_rank)
+            if view is None:
                 self.coverage[11].unchecked[why.NO_WORKER] += 1
                 continue
             self.coverage[11].checked += 1
-            if rank.record.digest != expected:
-                what = "digest of the batch; record again with --all-ranks to see what differs"
-                found = rank.record.digest
-                self._add(11, step, what, expected, found, rank=rank.worker.rank)
+            expected = digest_of(view)
+            if digest != expected:
+                what = "digest of the batch; record with --all-ranks to see what differs"
+                self._add(11, step, what, expected, digest, rank=worker.rank)
 
     def _check_batch(
         self, step: Step, view: ForwardView, names: Names, by_id: Mapping[str, ScheduledRequest]

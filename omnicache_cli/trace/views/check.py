@@ -8,6 +8,7 @@ from omnicache_cli.trace.invariants import (
     INVARIANTS,
     OF_SEVERAL_RANKS,
     UNITS,
+    Coverage,
     InvariantChecker,
     Violation,
 )
@@ -53,11 +54,19 @@ def show_check(run: Run, engine: str | None) -> View:
     return View(report, hint, EXIT_DIFFERS if broken else EXIT_DONE)
 
 
+def _listed(checker: InvariantChecker) -> dict[int, Coverage]:
+    """What is about several ranks is no question for a run on one."""
+    return {
+        number: one
+        for number, one in checker.coverage.items()
+        if number not in OF_SEVERAL_RANKS or one.checked or one.unchecked
+    }
+
+
 def _coverage_table(checker: InvariantChecker) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (number, INVARIANTS[number], one.checked, UNITS[number], one.broken)
-        for number, one in checker.coverage.items()
-        if number not in OF_SEVERAL_RANKS or one.checked or one.unchecked
+        for number, one in _listed(checker).items()
     ]
     return Table("", ("no.", "invariant", "checked", "", "broken"), rows)
 
@@ -109,7 +118,7 @@ def _data(checker: InvariantChecker, found: list[Violation]) -> dict[str, Any]:
                 "broken": one.broken,
                 "not_checked": dict(one.unchecked),
             }
-            for number, one in checker.coverage.items()
+            for number, one in _listed(checker).items()
         ],
         "violations": [
             {

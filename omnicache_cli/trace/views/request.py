@@ -1,10 +1,10 @@
 """`show RUN --request ID`: the life of one request."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnicache_cli.report.model import Cell, Facts, Report, Table
+from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.trace.records import (
     Admission,
     Allocated,
@@ -20,6 +20,7 @@ from omnicache_cli.trace.records import (
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Request, ScheduledRequest, Step
 from omnicache_cli.trace.views.names import RequestName, find_request
+from omnicache_cli.trace.views.reasons import why_computed
 from omnicache_cli.trace.views.view import View
 from omnicache_cli.trace.views.words import blocks_text, counted, runs_text, who
 
@@ -47,11 +48,14 @@ def show_request(run: Run, wanted: str, engine: str | None) -> View:
             life.arrive(request)
     rows: list[tuple[Cell, ...]] = [(_steps(one), one.words) for one in life.entries]
     facts = _facts(name, life)
+    sections: list[Section] = [Facts("", facts), Table("Life", ("step", "what happened"), rows)]
+    if life.why_computed is not None:
+        sections.append(Lines("", [life.why_computed]))
     report = Report(
         "show",
         f"Request #{name.number}: {name.external_id}",
         {"run": str(run.folder), **_data(name, life)},
-        (Facts("", facts), Table("Life", ("step", "what happened"), rows)),
+        tuple(sections),
         run.vllm_version,
     )
     first = next((one for one in life.entries if one.kind != "arrive"), None)
@@ -73,21 +77,33 @@ class _Life:
         self.request: Request | None = None
         self.admissions: list[Admission] = []
         self.num_preemptions = 0
+        self.why_computed: str | None = None
+
+    @property
+    def hit_tokens(self) -> int | None:
+        """Of the first admission; None: it is not in the trace."""
+        return next((one.hit_tokens for one in self.admissions if not one.resumed), None)
+
+    @property
+    def resumed_hit_tokens(self) -> int | None:
+        """Of all resumptions; None: it never resumed."""
+        hits = [one.hit_tokens for one in self.admissions if one.resumed]
+        return sum(hits) if hits else None
 
     def add(self, step: Step) -> None:
         for request in step.arrived:
             if request.number == self.name.number:
                 self.arrive(request)
-        self._add_events(step.number, step.before)
+        self._add_events(step, step.before)
         admission = next((a for a in step.record.admitted if a.request == self.name.number), None)
         if admission is not None:
             self._admit(step, admission)
-        self._add_events(step.number, step.record.events)
+        self._add_events(step, step.record.events)
         for one in step.scheduled:
             if one.request.number == self.name.number:
                 self.request = one.request
                 self._add_share(step, one)
-        self._add_events(step.number, step.after)
+        self._add_events(step, step.after)
 
     def arrive(self, request: Request) -> None:
         self.request = request
@@ -123,6 +139,8 @@ class _Life:
 
     def _admit(self, step: Step, admission: Admission) -> None:
         self.admissions.append(admission)
+        if not admission.resumed:
+            self.why_computed = why_computed(step.engine, admission)
         words = "resumes" if admission.resumed else "starts to run"
         if admission.queried_tokens:
             words += f": hit {admission.hit_tokens} of {counted(admission.queried_tokens, 'token')}"
@@ -145,20 +163,23 @@ class _Life:
         }
         self._append(step.number, "resume" if admission.resumed else "admit", words, data)
 
-    def _add_events(self, step: int, events: Iterable[AnyEvent]) -> None:
+    def _add_events(self, step: Step, events: Sequence[AnyEvent]) -> None:
         lost: list[Evicted] = []
         for event in events:
             if isinstance(event, Evicted):
                 if event.owner == self.name.number:
                     lost.append(event)
+            elif isinstance(event, Preempted):
+                if event.request == self.name.number:
+                    self._preempt(step, while_scheduled=events is step.record.events)
             elif getattr(event, "request", None) == self.name.number:
-                self._add_event(step, event)
+                self._add_event(step.number, event)
         if lost:
             blocks = list(dict.fromkeys(one.block_id for one in lost))
             takers = ", ".join(dict.fromkeys(who(one.request) for one in lost))
             words = f"{blocks_text(blocks)} evicted, taken by {takers}"
             data = {"block_ids": blocks, "taken_by": [one.request for one in lost]}
-            self._append(step, "evict", words, data)
+            self._append(step.number, "evict", words, data)
 
     def _add_event(self, step: int, event: AnyEvent) -> None:
         data: dict[str, Any]
@@ -179,16 +200,42 @@ class _Life:
             case Freed():
                 blocks = from_runs(event.block_ids)
                 self._append(step, "free", f"frees {blocks_text(blocks)}", {"block_ids": blocks})
-            case Preempted():
-                self.num_preemptions += 1
-                self._append(step, "preempt", "is preempted")
             case Finished():
                 output = counted(event.num_output_tokens, "output token")
                 data = {"status": event.status, "num_output_tokens": event.num_output_tokens}
                 self._append(step, "finish", f"finishes: {event.status}, {output}", data)
 
+    def _preempt(self, step: Step, *, while_scheduled: bool) -> None:
+        self.num_preemptions += 1
+        taker = _preempted_for(step).get(self.name.number) if while_scheduled else None
+        words = "is preempted"
+        if taker == self.name.number:
+            words += ": it needs blocks itself and none is left"
+        elif taker is not None:
+            words += f": {who(taker)} needs blocks"
+        self._append(step.number, "preempt", words, {"preempted_for": taker})
+
     def _append(self, step: int, kind: str, words: str, data: dict[str, Any] | None = None) -> None:
         self.entries.append(Entry(step, step, kind, words, data or {}))
+
+
+def _preempted_for(step: Step) -> dict[int, int]:
+    """For which request the scheduler preempted others, as far as the events tell.
+
+    It preempts until the request at hand has its blocks, or is itself the one that has to go; then
+    nothing is allocated in this step any more. With a KV connector it may give up earlier.
+    """
+    found: dict[int, int] = {}
+    waiting: list[int] = []
+    for event in step.record.events:
+        if isinstance(event, Preempted):
+            waiting.append(event.request)
+        elif isinstance(event, Allocated):
+            found |= dict.fromkeys(waiting, event.request)
+            waiting = []
+    if waiting and step.engine.options.get("kv_connector") is False:
+        found |= dict.fromkeys(waiting, waiting[-1])
+    return found
 
 
 def _positions(first: int, end: int) -> str:
@@ -205,11 +252,13 @@ def _facts(name: RequestName, life: _Life) -> dict[str, Cell]:
     facts |= {
         "prompt tokens": record.num_prompt_tokens,
         "max_tokens": record.max_tokens,
-        "hit tokens": life.admissions[0].hit_tokens if life.admissions else None,
+        "hit tokens": life.hit_tokens,
         "preemptions": life.num_preemptions,
         "status": life.request.status or "not finished in this trace",
         "output tokens": life.request.num_output_tokens,
     }
+    if life.resumed_hit_tokens is not None:
+        facts["hit tokens after a preemption"] = life.resumed_hit_tokens
     for number, span in enumerate(record.multimodal):
         facts[f"{span.modality} {number}"] = (
             f"{_positions(span.offset, span.offset + span.length)}, hash {span.hash}"
@@ -233,7 +282,9 @@ def _data(name: RequestName, life: _Life) -> dict[str, Any]:
         "request_id": name.request_id,
         "num_prompt_tokens": None if record is None else record.num_prompt_tokens,
         "max_tokens": None if record is None else record.max_tokens,
-        "hit_tokens": life.admissions[0].hit_tokens if life.admissions else None,
+        "hit_tokens": life.hit_tokens,
+        "resumed_hit_tokens": life.resumed_hit_tokens,
+        "why_computed": life.why_computed,
         "num_preemptions": life.num_preemptions,
         "status": None if request is None else request.status,
         "num_output_tokens": None if request is None else request.num_output_tokens,

@@ -6,9 +6,10 @@ from typing import Any
 
 from omnicache_cli.errors import BadInputError
 from omnicache_cli.report.model import Cell, Lines, Report, Section, Table
-from omnicache_cli.trace.manifest import Manifest, parse_request_name
+from omnicache_cli.trace.manifest import COMMAND_LAYOUT, Manifest, parse_request_name
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import GroupView, ScheduledRequest, Step
+from omnicache_cli.trace.views.reasons import why_computed
 from omnicache_cli.trace.views.view import View, engine_choices, steps_of
 from omnicache_cli.trace.views.words import blocks_text, counted, runs_text
 
@@ -51,13 +52,19 @@ class Round:
     num_prompt_tokens: int
     engine: str
     hit_tokens: int | None = None
+    why_computed: str | None = None  # where plain arithmetic says it
     num_prefill_steps: int = 0
     first: Pass | None = None
     decode: Pass | None = None
 
     def add(self, step: Step, one: ScheduledRequest) -> None:
-        if self.hit_tokens is None:
+        if self.hit_tokens is None and one.hit_tokens is not None:
             self.hit_tokens = one.hit_tokens
+            self.why_computed = next(
+                why_computed(step.engine, admission)
+                for admission in step.record.admitted
+                if admission.request == one.request.number
+            )
         is_decode = one.num_computed_tokens >= self.num_prompt_tokens
         self.num_prefill_steps += not is_decode
         if self.first is None:
@@ -69,7 +76,7 @@ class Round:
 def show_rounds(run: Run, engine: str | None) -> View:
     """BadInputError: the run has no rounds."""
     manifest = run.manifest
-    if manifest is None:
+    if manifest is None or manifest.layout == COMMAND_LAYOUT:
         raise BadInputError(
             f"{run.folder} has no rounds: only `omnicache trace MODEL --rounds N` makes them; "
             f"try: omnicache show {run.folder}"
@@ -165,7 +172,7 @@ def _prompt_sections(rounds: Sequence[Round]) -> list[Section]:
         title += f", KV cache group {group}" if num_groups > 1 else ""
         rows = [row for one in rounds for row in _rows(one, group)]
         sections.append(Table(title, _COLUMNS, rows))
-    notes = [note for one in rounds for note in _notes(one)]
+    notes = _why_computed(rounds) + [note for one in rounds for note in _notes(one)]
     before = first.first
     for later in rounds[1:]:
         notes += _same_blocks(before, later)
@@ -184,7 +191,7 @@ def _rows(one: Round, group: int) -> list[tuple[Cell, ...]]:
             (
                 one.round_number + 1,
                 f"{name}, step {found.step}",
-                found.num_actual_tokens,
+                _tokens_cell(found),
                 share.seq_len,
                 hit,
                 _slots_text(share),
@@ -192,6 +199,13 @@ def _rows(one: Round, group: int) -> list[tuple[Cell, ...]]:
             )
         )
     return rows
+
+
+def _tokens_cell(one: Pass) -> Cell:
+    """`1 of 64`: this request's tokens, of those of the batch."""
+    if one.num_reqs == 1 or one.num_actual_tokens is None:
+        return one.num_actual_tokens
+    return f"{one.num_scheduled_tokens} of {one.num_actual_tokens}"
 
 
 def _slots_text(share: GroupShare) -> str:
@@ -208,17 +222,24 @@ def _marked_blocks(share: GroupShare) -> str:
     return f"{text}; {runs_text(own, most=TEXT_RUNS)} new" if own else text
 
 
+def _why_computed(rounds: Sequence[Round]) -> list[str]:
+    """Rounds with the same reason share a line."""
+    reasons: dict[str, list[int]] = {}
+    for one in rounds:
+        if one.why_computed is not None:
+            reasons.setdefault(one.why_computed, []).append(one.round_number + 1)
+    return [
+        f"{'round' if len(numbers) == 1 else 'rounds'} {runs_text(numbers)}: {reason}"
+        for reason, numbers in reasons.items()
+    ]
+
+
 def _notes(one: Round) -> list[str]:
     notes = []
     if one.num_prefill_steps > 1:
         notes.append(
             f"round {one.round_number + 1}: the prompt took {one.num_prefill_steps} steps, "
             "the first is shown"
-        )
-    if one.first is not None and one.first.num_reqs > 1:
-        notes.append(
-            f"round {one.round_number + 1}: {one.first.num_scheduled_tokens} of the "
-            f"{one.first.num_actual_tokens} tokens of the batch are this request's"
         )
     if one.first is not None and any(0 in share.block_ids for share in one.first.groups):
         notes.append(
@@ -254,6 +275,7 @@ def _data(one: Round) -> dict[str, Any]:
         "request": one.request,
         "num_prompt_tokens": one.num_prompt_tokens,
         "hit_tokens": one.hit_tokens,
+        "why_computed": one.why_computed,
         "num_prefill_steps": one.num_prefill_steps,
         "first_forward": _pass_data(one.first),
         "first_decode": _pass_data(one.decode),

@@ -6,9 +6,12 @@ from omnicache_cli.errors import BadInputError
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.trace.records import BatchDescriptor
 from omnicache_cli.trace.run import Run
-from omnicache_cli.trace.steps import ForwardView, GroupView, ScheduledRequest, Step
+from omnicache_cli.trace.steps import ForwardView, GroupView, Request, ScheduledRequest, Step
 from omnicache_cli.trace.views.view import View, engine_choices, steps_of
 from omnicache_cli.trace.views.words import event_data, event_text, milliseconds, runs_text
+
+SHORT_ID = 12
+"""Characters of an external id that still stands beside the request's number."""
 
 
 def show_step(run: Run, number: int, engine: str | None) -> View:
@@ -40,7 +43,7 @@ def _view(run: Run, step: Step) -> View:
     after = step.after
     sections: list[Section] = [_scheduler_facts(step), _request_table(step)]
     for view in step.forwards:
-        sections.append(_forward_facts(view))
+        sections.append(_forward_facts(step, view))
         sections += [_group_facts(step, view, group) for group in view.groups]
     if not step.forwards:
         sections.append(Lines("Forward pass", ["no worker recorded this step"]))
@@ -64,7 +67,7 @@ def _view(run: Run, step: Step) -> View:
 def _scheduler_facts(step: Step) -> Facts:
     record = step.record
     items: dict[str, Cell] = {
-        "requests": len(step.scheduled),
+        "requests": len(step.requests),
         "total_num_scheduled_tokens": step.num_scheduled_tokens,
         "running, waiting": f"{record.num_running}, {record.num_waiting}",
         "free blocks": record.num_free_blocks,
@@ -104,10 +107,30 @@ def _tables(one: ScheduledRequest) -> list[list[int] | None]:
     return list(one.request.block_ids)
 
 
-def _forward_facts(view: ForwardView) -> Facts:
+def _row_requests(step: Step, view: ForwardView) -> list[Request | None]:
+    """The request in each batch row; None: the scheduler did not schedule it in this step."""
+    scheduled = {one.request.record.request_id: one.request for one in step.scheduled}
+    return [scheduled.get(request_id) for request_id in view.request_ids]
+
+
+def _rows_text(step: Step, view: ForwardView) -> str:
+    """`#3 p3, #1 p1`: by row, with the ids that clients gave where they are short."""
+    names = []
+    for request, request_id in zip(_row_requests(step, view), view.request_ids, strict=True):
+        if request is None:
+            names.append(f"{request_id} (not scheduled)")
+        elif len(request.external_id) <= SHORT_ID:
+            names.append(f"#{request.number} {request.external_id}")
+        else:
+            names.append(f"#{request.number}")
+    return ", ".join(names) or "none"
+
+
+def _forward_facts(step: Step, view: ForwardView) -> Facts:
     record = view.record
     items: dict[str, Cell] = {
         "num_reqs": record.num_reqs,
+        "rows": _rows_text(step, view),
         "batch_descriptor": _descriptor_text(record.batch_descriptor),
         "cudagraph_mode": record.cudagraph_mode,
         "prepare": f"{milliseconds(record.prepare_ns)} ms",
@@ -143,8 +166,11 @@ def _group_facts(step: Step, view: ForwardView, group: GroupView) -> Facts:
         if spec.maps_slots
         else "the group maps no tokens to slots",
     }
+    requests = _row_requests(step, view)
     for row, table in enumerate(group.block_table):
-        items[f"block_table[{row}]"] = runs_text(table)
+        request = requests[row] if row < len(requests) else None
+        label = "" if request is None else f" #{request.number}"
+        items[f"block_table[{row}]{label}"] = runs_text(table)
     shape = group.record.table_shape
     if shape is not None:
         items["block_table.shape"] = f"{shape[0]}, {shape[1]}"
@@ -174,7 +200,7 @@ def _data(step: Step) -> dict[str, Any]:
         "schedule_ns": record.schedule_ns,
         "records_lost_before": step.gap,
         "requests": [_request_data(one) for one in step.scheduled],
-        "forwards": [_forward_data(view) for view in step.forwards],
+        "forwards": [_forward_data(step, view) for view in step.forwards],
         "events_before": [event_data(one) for one in step.before],
         "events": [event_data(one) for one in record.events],
         "events_after": [event_data(one) for one in step.after],
@@ -195,13 +221,16 @@ def _request_data(one: ScheduledRequest) -> dict[str, Any]:
     }
 
 
-def _forward_data(view: ForwardView) -> dict[str, Any]:
+def _forward_data(step: Step, view: ForwardView) -> dict[str, Any]:
     record = view.record
     descriptor = record.batch_descriptor
     return {
         "rank": view.worker.rank,
         "num_reqs": record.num_reqs,
         "request_ids": view.request_ids,
+        "request_numbers": [
+            None if one is None else one.number for one in _row_requests(step, view)
+        ],
         "prepare_ns": record.prepare_ns,
         "forward_ns": record.forward_ns,
         "sample_ns": record.sample_ns,

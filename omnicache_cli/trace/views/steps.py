@@ -24,8 +24,17 @@ TEXT_ROWS = 1000
 """Text shows this many steps and says how many more there are."""
 
 _COLUMNS = (
-    *("step", "reqs", "tokens", "prefill", "hit", "free", "sched", "prep", "fwd", "sample"),
-    *("requests", "blocks"),
+    *("step", "reqs", "tokens", "prefill", "hit", "free", "sched", "prep", "fwd", "samp"),
+    *("adm", "res", "pre", "fin", "new", "cached", "evict", "freed"),
+)
+_COUNTS = (
+    *("num_admitted", "num_resumed", "num_preempted", "num_finished"),
+    *("allocated_blocks", "cached_blocks", "evicted_blocks", "freed_blocks"),
+)
+"""What stands under the columns from `adm` on."""
+
+_LEGEND = (
+    "adm, res, pre, fin: requests admitted, resumed, preempted, finished; new .. freed: blocks"
 )
 _TITLE = "Tokens, free blocks, times in ms"
 
@@ -45,7 +54,8 @@ def show_steps(run: Run, engine: str | None, *, every_step: bool) -> View:
         mine = [row for row in kept[:TEXT_ROWS] if row["engine"] == name]
         if mine:
             title = f"Engine {number}, {name}: {_TITLE.lower()}" if several else _TITLE
-            sections.append(Table(title, _COLUMNS, [_cells(row) for row in mine]))
+            rows = [_cells(row) for row in mine]
+            sections.append(Table(title, _COLUMNS, rows, one_line_rows=True))
     if not num_steps:
         sections.append(Lines("", ["no step was recorded"]))
     elif num_steps > TEXT_ROWS:
@@ -75,6 +85,8 @@ def _facts(run: Run, num_steps: int) -> Facts:
             for one in engines
         )
     )
+    if num_steps:
+        items["columns"] = _LEGEND
     return Facts("", items)
 
 
@@ -84,17 +96,19 @@ def step_rows(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
         events = step.before + step.record.events + step.after
         prefill = num_prefill_tokens(step)
         views = [view.record for view in step.forwards]
+        first = [one.hit_tokens for one in step.record.admitted if not one.resumed]
+        again = [one.hit_tokens for one in step.record.admitted if one.resumed]
         yield {
             "engine": step.engine.engine,
             "step": step.number,
-            "num_requests": len(step.scheduled),
+            "num_requests": len(step.requests),
             "num_scheduled_tokens": step.num_scheduled_tokens,
             "num_prefill_tokens": prefill,
             "num_decode_tokens": step.num_scheduled_tokens - prefill,
-            "num_admitted": len(step.record.admitted),
-            "hit_tokens": sum(one.hit_tokens for one in step.record.admitted)
-            if step.record.admitted
-            else None,
+            "num_admitted": len(first),
+            "num_resumed": len(again),
+            "hit_tokens": sum(first) if first else None,
+            "resumed_hit_tokens": sum(again) if again else None,
             **count_events(events),
             "num_free_blocks": step.record.num_free_blocks,
             "schedule_ns": step.record.schedule_ns,
@@ -144,15 +158,6 @@ def count_events(events: Iterable[AnyEvent]) -> dict[str, int]:
     return counts
 
 
-_REQUESTS = {"num_admitted": "admitted", "num_preempted": "preempted", "num_finished": "finished"}
-_BLOCKS = {
-    "allocated_blocks": "new",
-    "cached_blocks": "cached",
-    "evicted_blocks": "evicted",
-    "freed_blocks": "freed",
-}
-
-
 def _cells(row: dict[str, Any]) -> tuple[Cell, ...]:
     return (
         row["step"],
@@ -161,12 +166,12 @@ def _cells(row: dict[str, Any]) -> tuple[Cell, ...]:
         row["num_prefill_tokens"],
         row["hit_tokens"],
         row["num_free_blocks"],
-        *(milliseconds(row[f"{phase}_ns"]) for phase in ("schedule", "prepare", "forward")),
-        milliseconds(row["sample_ns"]),
-        _counts(row, _REQUESTS),
-        _counts(row, _BLOCKS),
+        *(_narrow_ms(row[f"{phase}_ns"]) for phase in ("schedule", "prepare", "forward", "sample")),
+        *(row[name] for name in _COUNTS),
     )
 
 
-def _counts(row: dict[str, Any], words: dict[str, str]) -> str | None:
-    return ", ".join(f"{row[key]} {word}" for key, word in words.items() if row[key]) or None
+def _narrow_ms(nanoseconds: int | None) -> float | None:
+    """At most two decimals: four characters below ten seconds."""
+    time = milliseconds(nanoseconds)
+    return None if time is None else round(time, 2)

@@ -7,7 +7,7 @@ from omnicache_cli.trace.records import MISSING_HOOK
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import Summary, summarize
 from omnicache_cli.trace.views.view import View, steps_of
-from omnicache_cli.trace.views.words import milliseconds
+from omnicache_cli.trace.views.words import counted, milliseconds
 
 
 def show_summary(run: Run, engine: str | None) -> View:
@@ -18,6 +18,9 @@ def show_summary(run: Run, engine: str | None) -> View:
 def summary_report(run: Run, summary: Summary, command: str = "show") -> Report:
     """Totals as a report; `trace` ends with the same one."""
     sections: list[Section] = [_facts(summary)]
+    reason = no_hit_reason(summary)
+    if reason is not None:
+        sections.append(Lines("", [reason]))
     ratio = summary.modal_cache_ratio
     if ratio is not None and len(ratio) > 1:
         rows = [
@@ -65,6 +68,15 @@ def _facts(summary: Summary) -> Facts:
     if summary.broken_invariants is not None:
         items["broken invariants"] = summary.broken_invariants
     return Facts("", items)
+
+
+def no_hit_reason(summary: Summary) -> str | None:
+    """Why nothing hit, where the prompts were simply too short."""
+    block = summary.too_short_for
+    if block is None:
+        return None
+    short = "fills a block" if summary.longest_prompt_tokens < block else "is longer than a block"
+    return f"no prompt {short} of {counted(block, 'token')}, so nothing could hit"
 
 
 def _percent(share: float) -> str:
@@ -121,12 +133,14 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         "finished_requests": dict(summary.num_finished),
         "unfinished_requests": summary.num_unfinished,
         "prompt_tokens": summary.prompt_tokens,
+        "longest_prompt_tokens": summary.longest_prompt_tokens,
         "scheduled_tokens": summary.scheduled_tokens,
         "queried_tokens": summary.queried_tokens,
         "hit_tokens": summary.hit_tokens,
         "resumed_hit_tokens": summary.resumed_hit_tokens,
         "external_tokens": summary.external_tokens,
         "kv_cache_hit_rate": summary.kv_cache_hit_rate,
+        "no_hit_reason": no_hit_reason(summary),
         "modal_cache_ratio": summary.modal_cache_ratio,
         "evicted_blocks": summary.evicted_blocks,
         "eviction_frequency": summary.eviction_frequency,
