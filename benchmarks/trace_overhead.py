@@ -86,7 +86,7 @@ def profiler() -> AbstractContextManager[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=12, help="blocks of each condition")
+    parser.add_argument("--turns", type=int, default=8, help="blocks of each condition")
     turns = parser.parse_args().turns
 
     from omnicache_cli.engine.launch import Engine, EngineOptions, prepare_environment
@@ -174,6 +174,7 @@ def measure(engine: Any, workload: Any, recording: Any, turns: int, run: Path) -
         "running_requests": NUM_REQUESTS,
         "steps_per_condition": BLOCK * turns,
         "median_step_ms": round(step_ns / 1e6, 3),
+        "median_probe_us": round(statistics.median(probe_ns) / 1e3, 1),
         "probe_share": round(statistics.median(probe_ns) / step_ns, 5),
         "probe_share_p99": round(quantile([float(one) for one in probe_ns], 0.99) / step_ns, 5),
         "step_ratio": round(statistics.median(ratios["on"]), 4),
