@@ -1,6 +1,7 @@
 """A real engine, traced: what the files say is what the engine did."""
 
 import json
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -393,3 +394,91 @@ def test_whichever_record_is_lost_the_rest_stays_readable(lost_at: Any) -> None:
         assert summary.broken_invariants == 0, number
         assert summary.dropped_records >= 1, number
         assert summary.num_steps >= whole - 2, number
+
+
+def test_every_hook_point_is_there_and_no_probe_failed(traced: Traced) -> None:
+    (file,) = Run(traced.folder).files
+    summary = summarize(Run(traced.folder))
+    assert file.header.vllm_version is not None
+    assert summary.probe_errors == {}
+
+
+ROOMY = {**ARGS, "num_gpu_blocks_override": 65}
+SHORT = Workload(
+    tuple(Prompt(None, ids(seed, 50)) for seed in range(3)), max_tokens=4, ignore_eos=True
+)
+
+
+def plain_tokens(model: Path) -> dict[str, tuple[int, ...]]:
+    with Engine(EngineOptions(str(model), ROOMY)) as engine:
+        return tokens(engine.run(SHORT))
+
+
+@pytest.mark.parametrize(
+    ("probe", "method", "hook"),
+    [
+        ("runner.RunnerProbe", "forward", "GPUModelRunner._model_forward"),
+        ("scheduler.SchedulerProbe", "step", "Scheduler.schedule"),
+        ("scheduler.SchedulerProbe", "cache", "BlockPool.cache_full_blocks"),
+        ("scheduler.SchedulerProbe", "add_request", "Scheduler.add_request"),
+    ],
+)
+def test_an_error_inside_a_probe_is_counted_and_never_reaches_the_engine(
+    tiny_text_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    probe: str,
+    method: str,
+    hook: str,
+) -> None:
+    def failing(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(f"omnicache_cli.engine.probe.{probe}.{method}", failing)
+    (tmp_path / "run").mkdir()
+    with tracing(tmp_path / "run") as recording:
+        with Engine(EngineOptions(str(tiny_text_model), ROOMY)) as engine:
+            outcomes = engine.run(SHORT)
+        assert recording.errors[hook] > 0
+    monkeypatch.undo()
+    assert tokens(outcomes) == plain_tokens(tiny_text_model)
+
+
+def test_the_engine_goes_on_when_the_run_folder_is_removed(
+    tiny_text_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def remove(outcome: Outcome) -> None:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+
+    with tracing(folder) as recording, Engine(EngineOptions(str(tiny_text_model), ROOMY)) as engine:
+        outcomes = engine.run(SHORT, remove)
+    assert tokens(outcomes) == plain_tokens(tiny_text_model)
+    assert recording.dropped > 20
+
+
+def test_the_engine_goes_on_when_the_run_folder_was_never_there(
+    tiny_text_model: Path, tmp_path: Path
+) -> None:
+    options = EngineOptions(str(tiny_text_model), ROOMY)
+    with tracing(tmp_path / "none") as recording, Engine(options) as engine:
+        outcomes = engine.run(SHORT)
+    assert tokens(outcomes) == plain_tokens(tiny_text_model)
+    assert recording.dropped > 20
+    assert recording.errors["open"] > 0
+
+
+def test_token_ids_are_recorded_when_they_are_asked_for(
+    tiny_text_model: Path, tmp_path: Path
+) -> None:
+    options = EngineOptions(str(tiny_text_model), ROOMY)
+    trace_workload(options, SHORT, tmp_path / "run", token_ids=True)
+    recorded = [
+        request.record.token_ids
+        for step in Run(tmp_path / "run").steps()
+        for request in step.arrived
+    ]
+    assert recorded == [prompt.token_ids for prompt in SHORT.prompts]
