@@ -6,13 +6,14 @@ STAMP := $(VENV)/.omnicache-setup
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-unit test-engine lint format bench docs lock clean
+.PHONY: help setup demo test test-unit test-fuzz test-engine lint format bench docs lock clean
 
 help:
 	@echo "make setup        .venv with the CPU engine and the tools, from requirements/cpu.txt"
 	@echo "make demo         a tiny model, traced: what the prefix cache does, in under 3 minutes"
 	@echo "make test         lint, unit tests, tests with a real engine"
 	@echo "make test-unit    without an engine, seconds"
+	@echo "make test-fuzz    the reader against ten thousand damaged files, a minute"
 	@echo "make test-engine  with a real engine on the CPU"
 	@echo "make lint         ruff and mypy; make format mends the layout"
 	@echo "make bench        benchmarks/*.py, one JSON object each as the last line"
@@ -29,10 +30,13 @@ $(STAMP): requirements/cpu.txt requirements/install.sh pyproject.toml
 demo: setup
 	$(BIN)/omnicache demo
 
-test: lint test-unit test-engine
+test: lint test-unit test-fuzz test-engine
 
 test-unit: setup
 	$(PYTEST) -q tests/unit
+
+test-fuzz: setup
+	$(PYTEST) -q tests/fuzz
 
 test-engine: setup
 	$(PYTEST) -q tests/engine
