@@ -32,6 +32,7 @@ RECORDED: dict[str, str] = {
     "Scheduler.update_from_output": "writes the events since `schedule()` as an `after` record",
     "Scheduler.finish_requests": "the same, for aborted requests",
     "Scheduler.reset_prefix_cache": "the same, for a reset",
+    "Scheduler.shutdown": "in an engine core of its own: the `end` record, before a kill",
     "Scheduler._preempt_request": "event `preempt`",
     "Scheduler._free_request": "event `finish`",
     "KVCacheManager.allocate_slots": "remembers whose blocks the pool is handling",

@@ -5,6 +5,7 @@ returned. Everything of ours runs guarded: an error is counted and vLLM goes on.
 """
 
 import functools
+import multiprocessing
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -97,6 +98,22 @@ def flush_after(original: Method) -> Method:
         return result
 
     return method
+
+
+def shutdown(original: Method) -> Method:
+    """An engine core of its own may be killed right after: end its file while there is time."""
+
+    @functools.wraps(original)
+    def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None and multiprocessing.parent_process() is not None:
+            with guarded(probe.recorder, "Scheduler.shutdown"):
+                probe.flush()
+                probe.recorder.close()
+        return result
+
+    return shutdown
 
 
 def add_request(original: Method) -> Method:
@@ -389,6 +406,7 @@ SCHEDULER_METHODS: dict[str, Wrap] = {
     "update_from_output": flush_after,
     "finish_requests": flush_after,
     "reset_prefix_cache": flush_after,
+    "shutdown": shutdown,
     "_preempt_request": preempt_request,
     "_free_request": free_request,
 }
