@@ -14,14 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import msgspec
 
 from omnicache_cli import __version__
 from omnicache_cli.engine.environment import tracing_variables
-from omnicache_cli.errors import BadInputError, RefusedOutputError
-from omnicache_cli.trace.folder import prepare_folder, write_manifest
+from omnicache_cli.errors import BadInputError
+from omnicache_cli.trace.folder import finish_manifest, prepare_folder, write_manifest
 from omnicache_cli.trace.manifest import Manifest
 from omnicache_cli.trace.records import SCHEMA_VERSION
 
@@ -57,7 +54,7 @@ def trace_command(
     try:
         process = subprocess.Popen(command, env={**os.environ, **variables})
     except OSError as error:
-        _finish(folder, manifest, error=type(error).__name__)
+        finish_manifest(folder, manifest, error=type(error).__name__)
         new.give_back()
         raise BadInputError(
             f"cannot run {command[0]}: {error.strerror or error}; check the command after --"
@@ -65,13 +62,8 @@ def trace_command(
     new.keep()
     with _forwarding(process):
         code = process.wait()
-    _finish(folder, manifest, finished=True, exit_code=code)
+    finish_manifest(folder, manifest, finished=True, exit_code=code)
     return 128 - code if code < 0 else code
-
-
-def _finish(folder: Path, manifest: Manifest, **changes: Any) -> None:
-    with contextlib.suppress(RefusedOutputError):  # the folder may be gone or full
-        write_manifest(folder, msgspec.structs.replace(manifest, **changes))
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Records a workload on an engine of our own into a run folder."""
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -10,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from omnicache_cli import __version__
 from omnicache_cli.engine.environment import tracing_variables
@@ -25,8 +22,7 @@ from omnicache_cli.engine.launch import (
     vllm_version,
 )
 from omnicache_cli.engine.plugin import ENVIRONMENT_VARIABLE
-from omnicache_cli.errors import RefusedOutputError
-from omnicache_cli.trace.folder import prepare_folder, write_manifest
+from omnicache_cli.trace.folder import finish_manifest, prepare_folder, write_manifest
 from omnicache_cli.trace.manifest import Manifest
 from omnicache_cli.trace.records import SCHEMA_VERSION
 from omnicache_cli.trace.workload import Workload
@@ -114,10 +110,10 @@ def trace_workload(
             engine.run(workload, on_finished)
             notes = engine.notes
     except BaseException as error:
-        _finish_manifest(folder, manifest, error=type(error).__name__)
+        finish_manifest(folder, manifest, error=type(error).__name__)
         new.give_back()
         raise
-    _finish_manifest(folder, manifest, finished=True)
+    finish_manifest(folder, manifest, finished=True)
     return Traced(notes, recording.dropped)
 
 
@@ -130,12 +126,6 @@ def without_secrets(args: Mapping[str, Any]) -> dict[str, Any]:
         else:
             shown[name] = HIDDEN if value is not None and _SECRET.search(str(name)) else value
     return shown
-
-
-def _finish_manifest(folder: Path, manifest: Manifest, **changes: Any) -> None:
-    # The folder may be gone, or the disk full: the report says what was lost.
-    with contextlib.suppress(RefusedOutputError):
-        write_manifest(folder, msgspec.structs.replace(manifest, **changes))
 
 
 def _lora_args(workload: Workload) -> dict[str, Any]:

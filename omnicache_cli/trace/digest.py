@@ -14,6 +14,12 @@ from omnicache_cli.trace.steps import ForwardView
 
 DIGEST_BYTES = 8
 
+BOARD_PREFIX = ".digests."
+"""Begins the name of the file in which ranks compare digests while they run; not for readers."""
+
+BOARD_MAGIC = b"omnicache ranks\n"
+"""First bytes of that file."""
+
 
 class BatchDigest:
     """Feed it the parts of a forward pass in order: request ids, then each group."""

@@ -5,10 +5,12 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from omnicache_cli.errors import BadTraceError, RefusedOutputError
+from omnicache_cli.trace.digest import BOARD_MAGIC, BOARD_PREFIX
 from omnicache_cli.trace.files import SUFFIX, read_header
 from omnicache_cli.trace.manifest import MANIFEST_NAME, Manifest, read_manifest
 
@@ -101,14 +103,27 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def finish_manifest(folder: Path, manifest: Manifest, **changes: Any) -> None:
+    """The run is over: say how, if there is still a folder and room, and take away what only
+    running ranks need."""
+    with contextlib.suppress(RefusedOutputError):
+        write_manifest(folder, msgspec.structs.replace(manifest, **changes))
+    for left in folder.glob(f"{BOARD_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
 def _is_ours(path: Path) -> bool:
     """A file that omnicache wrote, by its content and not by its name alone."""
     if path.is_symlink() or not path.is_file():
         return False
-    with contextlib.suppress(BadTraceError):
+    with contextlib.suppress(BadTraceError, OSError):
         if path.name == MANIFEST_NAME:
             return read_manifest(path.parent) is not None
         if path.name.endswith(SUFFIX):
             read_header(path)
             return True
+        if path.name.startswith(BOARD_PREFIX):  # of a process that was killed
+            with path.open("rb") as stream:
+                return stream.read(len(BOARD_MAGIC)) == BOARD_MAGIC
     return False

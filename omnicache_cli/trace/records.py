@@ -333,10 +333,15 @@ class ForwardStep(Record, frozen=True, tag="forward"):
     batch_descriptor: BatchDescriptor | None = None
     cudagraph_mode: str = "NONE"
     num_ubatches: int = 0  # DBO microbatches; the groups are then not recorded
+    restated: bool = False  # whole, and of this step alone: what a further rank saw differs
 
 
 class RankStep(Record, frozen=True, tag="rank"):
-    """One forward pass of a further tensor-parallel rank: a digest instead of a second copy."""
+    """One forward pass of a further tensor-parallel rank: a digest instead of a second copy.
+
+    Where the rank knows that its batch differs from the first rank's, a restated ForwardStep
+    stands in its place.
+    """
 
     source: int
     step: int

@@ -295,6 +295,8 @@ class WorkerState:
 
     def step(self, record: ForwardStep) -> ForwardView:
         """Apply one forward pass. BadTraceError: it names a row that was never declared."""
+        if record.restated:
+            self._names, self._rows, self._tables = {}, [], []
         self._names.update(record.new_requests)
         if record.rows is not None:
             self._rows = record.rows

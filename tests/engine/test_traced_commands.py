@@ -77,6 +77,40 @@ def metric(page: str, name: str) -> int:
     return int(float(line.rpartition(" ")[2]))
 
 
+PLANTED = """
+from functools import wraps
+
+def register():
+    from vllm.distributed import parallel_state
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    original = GPUModelRunner._build_attention_metadata
+
+    @wraps(original)
+    def build(self, *args, **kwargs):
+        result = original(self, *args, **kwargs)
+        if parallel_state.get_tp_group().rank_in_group == 1 and isinstance(result[0], dict):
+            for metadata in result[0].values():
+                if metadata.num_actual_tokens == 77 and metadata.slot_mapping[76] % 32 == 12:
+                    metadata.slot_mapping[76] += 5
+        return result
+
+    GPUModelRunner._build_attention_metadata = build
+"""
+"""A vLLM plugin: the second rank writes the last of 77 tokens five slots too far."""
+
+
+def plant(folder: Path) -> str:
+    """Installs the plugin for who has this PYTHONPATH."""
+    (folder / "planted.py").write_text(PLANTED)
+    metadata = folder / "planted-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    entry_point = "[vllm.general_plugins]\nplanted = planted:register\n"
+    (metadata / "entry_points.txt").write_text(entry_point)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def test_a_server_on_two_ranks_with_concurrent_clients(
     tiny_text_model: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +128,7 @@ def test_a_server_on_two_ranks_with_concurrent_clients(
         *("--tensor-parallel-size", "2", *options),
         VLLM_CPU_OMP_THREADS_BIND="0|1",
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        PYTHONPATH=plant(tmp_path),
     )
 
     def healthy() -> bool:
@@ -105,30 +140,43 @@ def test_a_server_on_two_ranks_with_concurrent_clients(
 
     wait_until(healthy, process)
 
-    def ask(number: int) -> None:
+    def ask(prompt: str | list[int]) -> None:
         body = {
             "model": str(tiny_text_model),
-            "prompt": f"{PREFIX}{number}",
+            "prompt": prompt,
             "max_tokens": 8,
             "temperature": 0,
             "ignore_eos": True,
         }
         fetch(f"{url}/v1/completions", body)
 
-    ask(0)
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    ask(f"{PREFIX}0")
+    clients = [threading.Thread(target=ask, args=(f"{PREFIX}{number}",)) for number in range(8)]
     for client in clients:
         client.start()
     for client in clients:
         client.join()
+    ask(list(range(100, 177)))  # where the second rank differs
     page = fetch(f"{url}/metrics")
     process.send_signal(signal.SIGTERM)
     printed = ended(process)
 
     run = Run(tmp_path / "run")
+    steps = list(run.steps())
     checker = InvariantChecker()
-    summary = summarize(run, checker=checker)
-    assert (summary.num_arrived, summary.broken_invariants) == (9, 0), printed
+    found = [one for step in steps for one in checker.check(step)]
+    (differs,) = (step for step in steps if step.num_scheduled_tokens == 77)
+    slots = [view.groups[0].slot_mapping for view in differs.forwards]
+    assert [(one.invariant, one.rank, one.step, one.what) for one in found] == [
+        (1, 1, differs.number, "slot_mapping[76], position 76"),
+        (11, 1, differs.number, "slot_mapping[76]"),
+    ], printed
+    assert slots[0] is not None
+    assert slots[1] == [*slots[0][:76], slots[0][76] + 5]
+    assert [len(step.forwards) for step in steps if step is not differs] == [1] * (len(steps) - 1)
+    assert not list((tmp_path / "run").glob(".*"))  # where the ranks compared is gone
+    summary = summarize(Run(tmp_path / "run"))
+    assert summary.num_arrived == 10
     assert summary.hit_tokens == metric(page, "prefix_cache_hits") > 0
     assert summary.queried_tokens == metric(page, "prefix_cache_queries")
     assert checker.coverage[11].checked == summary.num_steps  # the second rank, every step
@@ -136,7 +184,9 @@ def test_a_server_on_two_ranks_with_concurrent_clients(
     assert len(run.files) == 3  # the engine core and two workers; the API server has nothing
     manifest = read_manifest(tmp_path / "run")
     assert manifest is not None
-    assert (manifest.finished, manifest.exit_code) == (True, process.returncode)
+    assert (manifest.finished, manifest.exit_code) == (True, 0)
+    assert process.returncode == 1  # invariants are broken
+    assert all(file.end is not None for file in run.files), printed
 
 
 FORKED = """

@@ -1,6 +1,8 @@
 """Each invariant on a run that keeps it, and on runs damaged as in public reports and near them."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -103,6 +105,77 @@ def test_11_a_rank_with_another_batch_than_the_first_is_named(tmp_path: Path) ->
     assert [(one.invariant, one.step, one.rank) for one in found] == [(11, 3, 1)]
     assert (found[0].expected, found[0].found) == (digests[3], "00" * 8)
     assert checker.coverage[11].checked == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "what", "expected", "found"),
+    [
+        ({"slot_mapping": [16, 39, 50, 1]}, None, "slot_mapping[39]", "55", "50"),
+        ({"seq_lens": [41]}, None, "seq_lens[0]", "40", "41"),
+        ({"query_start_loc": [0, 1]}, None, "query_start_loc[1]", "40", "only 1 entries"),
+        ({"max_seq_len": 44}, None, "max_seq_len", "40", "44"),
+        ({"block_table": [(0, 0, [1, 2])]}, 0, "block_table[0][2]", "3", "only 2 entries"),
+    ],
+)
+def test_11_what_a_rank_saw_otherwise_is_named(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    row: int | None,
+    what: str,
+    expected: str,
+    found: str,
+) -> None:
+    recording = Recording(ranks=2)
+    first = recording.arrive("p0", 40)
+    recording.step({first: 40}, admit={first: Admit([[1, 2, 3]])})
+    recording.change_group(0, rank=1, **changes)
+    recording.records[-1] = replace(recording.records[-1], restated=True)
+
+    _, violations = checked(recording, tmp_path)
+
+    assert [
+        (one.rank, one.group, one.row, one.what, one.expected, one.found)
+        for one in violations
+        if one.invariant == 11
+    ] == [(1, 0, row, what, expected, found)]
+
+
+def test_11_a_rank_that_ran_other_requests_names_the_first(tmp_path: Path) -> None:
+    recording = Recording(ranks=2)
+    first, second = recording.arrive("p0", 16), recording.arrive("p1", 16)
+    admit = {first: Admit([[1]]), second: Admit([[2]])}
+    recording.step({first: 16, second: 16}, admit=admit)
+    recording.records[-1] = replace(recording.records[-1], rows=[second, first])
+
+    _, violations = checked(recording, tmp_path)
+
+    assert [
+        (one.row, one.what, one.expected, one.found) for one in violations if one.invariant == 11
+    ] == [(0, "request of the row", "p0-00000000", "p1-00000001")]
+
+
+def test_a_restated_batch_stands_alone_and_is_no_witness_of_writes(tmp_path: Path) -> None:
+    recording = two_rounds()
+    (worker,) = (one for one in recording.records if isinstance(one, WorkerSource))
+    assert isinstance(recording.records[0], EngineSource)
+    recording.records[0] = replace(recording.records[0], parallel={"world_size": 2})
+    recording.records.insert(1, replace(worker, source=9, rank=1, tp_rank=1))
+    forwards = [one for one in recording.records if isinstance(one, ForwardStep)]
+    (group,) = forwards[1].groups
+    other = replace(group, slots=None, slot_mapping=[49, 1], block_table=[(0, 0, [1, 3])])
+    restated = replace(forwards[1], source=9, groups=[other], restated=True)
+    again = replace(restated, step=3, groups=[replace(other, block_table=[])])
+    recording.records += [restated, again]
+
+    steps = list(Run(recording.write(tmp_path)).steps())
+
+    (table,) = steps[1].forwards[1].groups[0].block_table
+    assert table == [1, 2, 3]
+    assert steps[3].forwards[1].groups[0].block_table == ([],)  # nothing is left of step 1
+    checker = InvariantChecker()
+    found = [one for step in steps for one in checker.check(step)]
+    assert {one.rank for one in found} == {1}
+    assert checker.coverage[6].unchecked == Counter()
 
 
 @pytest.mark.parametrize("recording", [two_in_a_batch(), vllm_36580()])

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from omnicache_cli.errors import BadTraceError, RefusedOutputError
-from omnicache_cli.trace.folder import prepare_folder, write_manifest
-from omnicache_cli.trace.manifest import Manifest, read_manifest
+from omnicache_cli.trace.digest import BOARD_MAGIC, BOARD_PREFIX
+from omnicache_cli.trace.folder import finish_manifest, prepare_folder, write_manifest
+from omnicache_cli.trace.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tests.unit.run_builder import two_rounds
 
 MANIFEST = Manifest(1, "0.1.0", "0.30.0", 1, "in-process", "tiny", 1, 2, 1, 16)
@@ -64,6 +65,19 @@ def test_files_that_only_bear_our_names_are_foreign(tmp_path: Path) -> None:
     with pytest.raises(RefusedOutputError, match=r"holds 'run.json', which is not part of a run"):
         prepare_folder(tmp_path, force=True)
     assert (tmp_path / "run.json").read_text() == '{"my": "own"}'
+
+
+def test_what_a_killed_rank_left_behind_is_ours_and_goes_with_the_run(tmp_path: Path) -> None:
+    board = tmp_path / f"{BOARD_PREFIX}host.1.0.0"
+    board.write_bytes(BOARD_MAGIC + bytes(32))
+    prepare_folder(tmp_path, force=True).keep()
+    assert not board.exists()
+    board.write_bytes(BOARD_MAGIC)
+    finish_manifest(tmp_path, MANIFEST, finished=True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [MANIFEST_NAME]
+    board.write_bytes(b"somebody else's")
+    with pytest.raises(RefusedOutputError, match="which is not part of a run"):
+        prepare_folder(tmp_path, force=True)
 
 
 def test_a_link_and_a_subfolder_with_our_names_are_foreign(tmp_path: Path) -> None:

@@ -100,18 +100,16 @@ def flush_after(original: Method) -> Method:
     return method
 
 
-def shutdown(original: Method) -> Method:
-    """An engine core of its own may be killed right after: end its file while there is time."""
+def last_of_process(original: Method) -> Method:
+    """vLLM gives a child process seconds to tear down and then kills it: end its file first."""
 
     @functools.wraps(original)
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        probe: SchedulerProbe | None = probe_of(self)
-        if probe is not None and multiprocessing.parent_process() is not None:
-            with guarded(probe.recorder, "Scheduler.shutdown"):
-                probe.flush()
-                probe.recorder.close()
-        return result
+        recorder = recording.current()
+        if recorder is not None and multiprocessing.parent_process() is not None:
+            with guarded(recorder, "shutdown"):
+                recorder.close()
+        return original(self, *args, **kwargs)
 
     return shutdown
 
@@ -406,7 +404,6 @@ SCHEDULER_METHODS: dict[str, Wrap] = {
     "update_from_output": flush_after,
     "finish_requests": flush_after,
     "reset_prefix_cache": flush_after,
-    "shutdown": shutdown,
     "_preempt_request": preempt_request,
     "_free_request": free_request,
 }
@@ -437,6 +434,8 @@ HOOKS: dict[str, dict[str, dict[str, Wrap]]] = {
             "reset_prefix_cache": pool_reset,
         },
     },
+    "vllm.v1.engine.core": {"EngineCore": {"shutdown": last_of_process}},
+    "vllm.v1.worker.worker_base": {"WorkerWrapperBase": {"shutdown": last_of_process}},
     "vllm.v1.worker.gpu_model_runner": {
         "GPUModelRunner": {"__init__": runner_init, **RUNNER_METHODS},
     },

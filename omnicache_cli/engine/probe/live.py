@@ -5,7 +5,7 @@ is read at once; the slot mapping has none and is copied on the side (see `devic
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,20 @@ class LiveGroup:
     causal: bool | None
     use_cascade: bool | None
     common_prefix_len: int | None
+
+    def copied(self) -> "LiveGroup":
+        """The same, to be kept: vLLM writes its vectors anew in every step."""
+        width = int(self.num_blocks.max(initial=0))
+        slots = self.slot_mapping
+        return replace(
+            self,
+            query_start_loc=self.query_start_loc.copy(),
+            seq_lens=self.seq_lens.copy(),
+            slot_mapping=None if slots is None else slots.copy(),
+            device_slot_mapping=None,
+            block_table=self.block_table[: len(self.num_blocks), :width].copy(),
+            num_blocks=self.num_blocks.copy(),
+        )
 
 
 def read_groups(runner: Any, context: Any, num_reqs: int) -> list[LiveGroup]:
@@ -139,8 +153,8 @@ def worker_source(runner: Any, context: Any, *, source: int, engine: str | None)
         engine=engine,
         runner_class=f"{type(runner).__module__}.{type(runner).__qualname__}",
         rank=int(runner.parallel_config.rank),
-        tp_rank=parallel_rank("get_tp_group"),
-        pp_rank=parallel_rank("get_pp_group"),
+        tp_rank=int(parallel_group("get_tp_group").rank_in_group),
+        pp_rank=int(parallel_group("get_pp_group").rank_in_group),
         device=str(runner.device),
         metadata_classes=["" if one is None else type(one).__name__ for one in of_groups],
         kernel_block_sizes=[
@@ -152,11 +166,11 @@ def worker_source(runner: Any, context: Any, *, source: int, engine: str | None)
     )
 
 
-def parallel_rank(getter: str) -> int:
-    """This process's rank in one of vLLM's parallel groups."""
+def parallel_group(getter: str) -> Any:
+    """One of vLLM's parallel groups: `rank_in_group` is this process, `world_size` all."""
     from vllm.distributed import parallel_state  # loaded already: a model runs
 
-    return int(getattr(parallel_state, getter)().rank_in_group)
+    return getattr(parallel_state, getter)()
 
 
 def _kv_cache_shapes(runner: Any) -> dict[str, list[int]]:

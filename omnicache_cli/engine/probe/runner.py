@@ -1,26 +1,24 @@
 """Follows one vLLM GPUModelRunner (the CPU's runner is one): one record a forward pass.
 
 Nothing here waits for a kernel. The first tensor-parallel rank of a stage writes its batch in
-full, the others a digest of it.
+full. The others write a digest of theirs, and in full where it differs from the first rank's.
 """
 
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from omnicache_cli.engine.adapter import plain
-from omnicache_cli.engine.probe.device import PinnedCopy
+from omnicache_cli.engine.probe.batch import BatchEncoder, SlotCopies, group_records
+from omnicache_cli.engine.probe.digest_board import DigestBoard, DigestReader
 from omnicache_cli.engine.probe.live import (
     LiveGroup,
     digest_of,
-    parallel_rank,
+    parallel_group,
     read_groups,
     worker_source,
 )
 from omnicache_cli.engine.probe.recorder import Recorder
 from omnicache_cli.engine.probe.scheduler import STEP_ATTRIBUTE
-from omnicache_cli.engine.probe.vectors import TableMirror, encode_slots, starts_of
-from omnicache_cli.trace.records import BatchDescriptor, ForwardStep, GroupForward, RankStep
+from omnicache_cli.trace.records import BatchDescriptor, ForwardStep, RankStep
 
 
 class RunnerProbe:
@@ -34,15 +32,14 @@ class RunnerProbe:
         self.started = 0
         self._runner = runner
         self._source: int | None = None
-        self._digest_only = False
-        self._names: dict[str, int] = {}  # internal request id -> row name
-        self._free_names: list[int] = []
-        self._batch: list[str] = []
-        self._tables: list[TableMirror] = []
-        self._copies: dict[int, PinnedCopy] = {}  # per group, where slots are on a device
+        self._encoder = BatchEncoder()
+        self._copies = SlotCopies(int(runner.max_num_tokens))
+        self._board: DigestBoard | None = None  # of a first rank that has others beside it
+        self._first_rank: DigestReader | None = None  # of the others
+        self._seen: tuple[str, list[str], list[LiveGroup]] | None = None  # digest and batch
         self._pending: dict[str, Any] | None = None  # fields of the record of this step
         self._generation = recorder.generation
-        recorder.on_close.append(self._write_pending)
+        recorder.on_close.append(self._close)
 
     def begin(self, scheduler_output: Any, now: int) -> None:
         """execute_model starts."""
@@ -50,9 +47,7 @@ class RunnerProbe:
         self.mark = getattr(scheduler_output, STEP_ATTRIBUTE, None)
         self.started = now
         for request_id in scheduler_output.finished_req_ids:
-            name = self._names.pop(request_id, None)
-            if name is not None:
-                self._free_names.append(name)
+            self._encoder.forget(request_id)
 
     def forward(self, context: Any, now: int) -> None:
         """The model is about to be called: read the forward context."""
@@ -64,22 +59,26 @@ class RunnerProbe:
         request_ids = batch.req_ids[: batch.num_reqs]
         microbatched = isinstance(context.attn_metadata, list)
         live = [] if microbatched else read_groups(self._runner, context, batch.num_reqs)
+        step = self.mark[1] if self.mark else -1
+        self._copies.start(live)
         pending: dict[str, Any] = {
             "source": self._source,
-            "step": self.mark[1] if self.mark else -1,
+            "step": step,
             "start_ns": self.recorder.since_start(self.started),
             "prepare_ns": now - self.started,
             "forward_ns": 0,
             "sample_ns": None,
+            "batch_descriptor": _descriptor(context.batch_descriptor),
+            "cudagraph_mode": context.cudagraph_runtime_mode.name,
+            "num_ubatches": len(context.attn_metadata) if microbatched else 0,
         }
-        if self._digest_only:
-            pending["digest"] = digest_of(request_ids, live)
+        if self._first_rank is not None:
+            digest = digest_of(request_ids, live)
+            self._seen = digest, list(request_ids), [group.copied() for group in live]
         else:
-            pending |= self._batch_fields(request_ids, live)
-            pending["batch_descriptor"] = _descriptor(context.batch_descriptor)
-            pending["cudagraph_mode"] = context.cudagraph_runtime_mode.name
-            if microbatched:
-                pending["num_ubatches"] = len(context.attn_metadata)
+            if self._board is not None:
+                self._board.publish(step, digest_of(request_ids, live))
+            pending |= self._encoder.fields(request_ids, live)
         self._pending = pending
 
     def forward_done(self, duration_ns: int) -> None:
@@ -88,111 +87,77 @@ class RunnerProbe:
 
     def execute_done(self, *, sampled_later: bool) -> None:
         """execute_model returned; without a later sample_tokens the record is whole."""
-        if not sampled_later and not self._copies:
+        if not sampled_later and not self._must_wait():
             self._write_pending()
 
     def sample_done(self, duration_ns: int) -> None:
         if self._pending is not None:
             self._pending["sample_ns"] = duration_ns
-            if not self._copies:  # else it waits for the copies, until the next step at most
+            if not self._must_wait():
                 self._write_pending()
+
+    def _must_wait(self) -> bool:
+        """The record is kept until the next step: for copies, or for the first rank's digest."""
+        if self._copies:
+            return True
+        if self._first_rank is None or self._pending is None:
+            return False
+        return self._first_rank.digest_of(self._pending["step"]) is None
 
     def _write_pending(self) -> None:
         pending, self._pending = self._pending, None
+        seen, self._seen = self._seen, None
         if pending is None:
             return
-        if self._digest_only:
-            self.recorder.write(RankStep(**pending))
-            return
-        for number, copy in self._copies.items():
-            slots = copy.take()
-            if slots is not None:
-                fields = pending["groups"][number]
-                fields |= encode_slots(slots, one_each=fields["max_query_len"] == 1)
-        pending["groups"] = [GroupForward(**fields) for fields in pending["groups"]]
+        if self._first_rank is not None and seen is not None:
+            digest, request_ids, live = seen
+            expected = self._first_rank.digest_of(pending["step"])
+            if expected in (None, digest):
+                names = ("source", "step", "start_ns", "prepare_ns", "forward_ns", "sample_ns")
+                times = {name: pending[name] for name in names}
+                self.recorder.write(RankStep(**times, digest=digest))
+                return
+            pending |= BatchEncoder().fields(request_ids, live)
+            pending["restated"] = True
+        self._copies.take(pending["groups"])
+        pending["groups"] = group_records(pending["groups"])
         self.recorder.write(ForwardStep(**pending))
 
     def _declare(self, context: Any) -> None:
         """Say who this is, at the first step and again after a lost record."""
         if self._source is None:
             self._source = self.recorder.new_source()
+            self._join_ranks()
         self._generation = self.recorder.generation
-        self._names.clear()
-        self._free_names.clear()
-        self._batch = []
-        self._tables = []
-        self._digest_only = (
-            not self.recorder.settings.all_ranks and parallel_rank("get_tp_group") > 0
-        )
+        self._encoder = BatchEncoder()
         engine = self.mark[0] if self.mark else None
         self.recorder.write(
             worker_source(self._runner, context, source=self._source, engine=engine)
         )
 
-    def _batch_fields(self, request_ids: list[str], live: list[LiveGroup]) -> dict[str, Any]:
-        """Fields of ForwardStep about the batch, as changes to what was written before."""
-        rows, new = (None, []) if request_ids == self._batch else self._row_names(request_ids)
-        self._batch = request_ids
-        while len(self._tables) < len(live):
-            self._tables.append(TableMirror())
-        return {
-            "num_reqs": len(request_ids),
-            "groups": [
-                self._group_fields(number, group, live[0], reordered=rows is not None)
-                for number, group in enumerate(live)
-            ],
-            "new_requests": new,
-            "rows": rows,
-        }
+    def _join_ranks(self) -> None:
+        """Take this rank's side of the board, where the stage has several ranks."""
+        ranks = parallel_group("get_tp_group")
+        if ranks.world_size == 1 or self.mark is None or self.recorder.settings.all_ranks:
+            return
+        place = (
+            Path(self.recorder.settings.folder),
+            self.mark[0],
+            int(parallel_group("get_pp_group").rank_in_group),
+        )
+        if ranks.rank_in_group > 0:
+            self._first_rank = DigestReader(*place)
+            return
+        try:
+            self._board = DigestBoard(*place)
+        except OSError as error:  # the others write digests, which are compared on reading
+            self.recorder.note_error("digest board", error)
 
-    def _group_fields(
-        self, number: int, group: LiveGroup, first: LiveGroup, *, reordered: bool
-    ) -> dict[str, Any]:
-        starts, lens = group.query_start_loc, group.seq_lens
-        shared = group is not first
-        if group.device_slot_mapping is not None:
-            self._copy(number, group.device_slot_mapping)
-        return {
-            "num_actual_tokens": group.num_actual_tokens,
-            "max_query_len": group.max_query_len,
-            "max_seq_len": group.max_seq_len,
-            "query_start_loc": None
-            if shared and _same(starts, first.query_start_loc)
-            else starts_of(starts),
-            "seq_lens": None if shared and _same(lens, first.seq_lens) else lens.tolist(),
-            "table_shape": group.table_shape,
-            "block_table": self._tables[number].changes(
-                group.block_table, group.num_blocks, reordered=reordered
-            ),
-            "causal": group.causal,
-            "use_cascade": group.use_cascade,
-            "common_prefix_len": group.common_prefix_len,
-            **encode_slots(group.slot_mapping, one_each=group.max_query_len == 1),
-        }
-
-    def _copy(self, number: int, tensor: Any) -> None:
-        if number not in self._copies:
-            import torch
-
-            self._copies[number] = PinnedCopy(torch, self._runner.max_num_tokens, tensor.dtype)
-        self._copies[number].start(tensor)
-
-    def _row_names(self, request_ids: list[str]) -> tuple[list[int], list[tuple[int, str]]]:
-        """Small numbers for the ids of a batch, and those that are new; numbers are used again."""
-        new = []
-        names = []
-        for request_id in request_ids:
-            name = self._names.get(request_id)
-            if name is None:
-                name = self._free_names.pop() if self._free_names else len(self._names)
-                self._names[request_id] = name
-                new.append((name, plain(request_id)))
-            names.append(name)
-        return names, new
-
-
-def _same(values: np.ndarray, base: np.ndarray) -> bool:
-    return values is base or np.array_equal(values, base)
+    def _close(self) -> None:
+        self._write_pending()
+        for side in (self._board, self._first_rank):
+            if side is not None:
+                side.close()
 
 
 def _descriptor(descriptor: Any) -> BatchDescriptor | None:

@@ -56,6 +56,7 @@ class SchedulerProbe:
         self._batch: list[str] = []  # requests of the step before, and where they stand after it
         self._next: list[int] = []
         self._generation = recorder.generation
+        recorder.on_close.append(self.flush)
         recorder.write(engine_source(scheduler, source=self._source, engine=self.engine))
 
     # -- requests -----------------------------------------------------------------------------

@@ -7,14 +7,19 @@ passes, events after. The invariants themselves are in the modules beside this o
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from omnicache_cli.trace.digest import digest_of
-from omnicache_cli.trace.invariants import batch, owners, slots
+from omnicache_cli.trace.invariants import batch, owners, ranks, slots
 from omnicache_cli.trace.invariants import violation as why
 from omnicache_cli.trace.invariants.hits import Writes, WrittenBlocks
 from omnicache_cli.trace.invariants.rows import Row, SlotRuns, ascending, rows_of, split_by_row
 from omnicache_cli.trace.invariants.violation import INVARIANTS, Coverage, Violation
 from omnicache_cli.trace.records import CacheGroup, EngineSource, external_id, from_runs
-from omnicache_cli.trace.steps import ForwardView, GroupView, ScheduledRequest, Step
+from omnicache_cli.trace.steps import (
+    ForwardView,
+    GroupView,
+    RankView,
+    ScheduledRequest,
+    Step,
+)
 
 Names = Sequence[tuple[str, ScheduledRequest | None]]
 """External id and scheduled request of each batch row."""
@@ -68,7 +73,8 @@ class InvariantChecker:
         elif step.gap:
             state.blocks.forget_all(why.LOST)
             state.scheduler.forget_all()
-        state.blocks.begin({view.worker.rank for view in step.forwards})
+        whole = [view for view in step.forwards if not view.record.restated]
+        state.blocks.begin({view.worker.rank for view in whole})
         for events in (step.before, step.record.events):
             state.blocks.apply(events)
         state.scheduler.apply(step.before)
@@ -105,20 +111,24 @@ class InvariantChecker:
         self._check_hits(step, state, writes, unseen, reason)
 
     def _check_ranks(self, step: Step) -> None:
-        """Compare each further rank with the first of its pipeline stage, by digests."""
+        """Compare each further rank with the first of its pipeline stage."""
         first = {view.worker.pp_rank: view for view in step.forwards if view.worker.tp_rank == 0}
-        further = [(rank.worker, rank.record.digest) for rank in step.ranks]
-        further += [(v.worker, digest_of(v)) for v in step.forwards if v.worker.tp_rank > 0]
-        for worker, digest in further:
-            view = first.get(worker.pp_rank)
+        further: list[ForwardView | RankView] = [*step.ranks]
+        further += [view for view in step.forwards if view.worker.tp_rank > 0]
+        for one in further:
+            view = first.get(one.worker.pp_rank)
             if view is None:
                 self.coverage[11].unchecked[why.NO_WORKER] += 1
                 continue
             self.coverage[11].checked += 1
-            expected = digest_of(view)
-            if digest != expected:
-                what = "digest of the batch; record with --all-ranks to see what differs"
-                self._add(11, step, what, expected, digest, rank=worker.rank)
+            findings = (
+                ranks.wrong_digest(view, one.record.digest)
+                if isinstance(one, RankView)
+                else ranks.differences(view, one)
+            )
+            for group, row, what, expected, found in findings:
+                rank = one.worker.rank
+                self._add(11, step, what, expected, found, rank=rank, group=group, row=row)
 
     def _check_batch(
         self, step: Step, view: ForwardView, names: Names, by_id: Mapping[str, ScheduledRequest]
@@ -174,7 +184,7 @@ class InvariantChecker:
             self._add_row(2, step, owner, what, expected, found, where)
         self._check_owners(step, group, spec, rows, parts, state, where, kernel)
         for row, part in zip(rows, parts, strict=True):
-            if row.scheduled is not None:
+            if row.scheduled is not None and not view.record.restated:
                 mine = writes.setdefault(row.scheduled.request.number, [])
                 mine.append((view.worker.rank, spec.block_size, part))
 
