@@ -40,6 +40,8 @@ test-fuzz: setup
 
 test-engine: setup
 	$(PYTEST) -q tests/engine
+	VLLM_PLUGINS=omnicache_cli,vllm_omni_register_models $(PYTEST) -q -k "not lost and not probe" \
+		tests/engine/test_trace.py tests/engine/test_engine_process.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,10 +14,12 @@ from tests.engine.model_fixtures import tiny_image_model, tiny_text_model
 
 __all__ = ["tiny_image_model", "tiny_text_model"]
 
-# Set before anything imports vLLM, which reads some of them only once. VLLM_PLUGINS leaves out
-# vLLM-Omni, which is installed too and would patch every vLLM process; its own tests name it.
+# VLLM_PLUGINS leaves out vLLM-Omni, which is installed too and would patch every vLLM process.
+# `make test-engine` runs some of the tests again with it.
+os.environ.setdefault("VLLM_PLUGINS", "omnicache_cli,planted")
+
+# Set before anything imports vLLM, which reads some of them only once.
 os.environ.update(
-    VLLM_PLUGINS="omnicache_cli,planted",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_NO_USAGE_STATS="1",

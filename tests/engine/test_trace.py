@@ -1,6 +1,7 @@
 """A real engine, traced: what the files say is what the engine did."""
 
 import json
+import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -394,6 +395,12 @@ def test_whichever_record_is_lost_the_rest_stays_readable(lost_at: Any) -> None:
         assert summary.broken_invariants == 0, number
         assert summary.dropped_records >= 1, number
         assert summary.num_steps >= whole - 2, number
+
+
+def test_vllm_omni_takes_part_when_its_plugin_is_named(traced: Traced) -> None:
+    (file,) = Run(traced.folder).files
+    named = "vllm_omni_register_models" in os.environ["VLLM_PLUGINS"]
+    assert ("vllm_omni" in file.header.versions) == named
 
 
 def test_every_hook_point_is_there_and_no_probe_failed(traced: Traced) -> None:
