@@ -36,6 +36,7 @@ RECORDED: dict[str, str] = {
     "Scheduler._free_request": "event `finish`",
     "KVCacheManager.allocate_slots": "remembers whose blocks the pool is handling",
     "KVCacheManager.free": "the same",
+    "KVCacheManager.get_computed_blocks": "of several groups: asks each for its own hit",
     "KVCacheManager.record_prefix_cache_stats": "queried and hit tokens, kept for the admission",
     "BlockPool.get_new_blocks": "event `alloc`",
     "BlockPool._maybe_evict_cached_block": "event `evict`",

@@ -3,9 +3,10 @@
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,7 @@ from omnicache_cli.trace.files import is_traced
 from omnicache_cli.trace.workload import Prompt, Workload
 
 if TYPE_CHECKING:
+    from omnicache_cli.engine.environment import Recording
     from omnicache_cli.trace.summary import Summary
 
 ENGINE_PARAMETERS = (
@@ -131,6 +133,12 @@ def trace(
     with_token_ids: Annotated[
         bool, typer.Option("--with-token-ids", help="Record the prompts' token ids too.")
     ] = False,
+    check_hashes: Annotated[
+        bool,
+        typer.Option(
+            "--check-hashes", help="Check the hash of each block against the tokens in it."
+        ),
+    ] = False,
     all_ranks: Annotated[
         bool,
         typer.Option(
@@ -231,8 +239,7 @@ def _trace_model(context: typer.Context, folder: Path) -> int:
             workload,
             folder,
             force=given["force"],
-            token_ids=given["with_token_ids"],
-            all_ranks=given["all_ranks"],
+            what=_recording(given),
             on_finished=advance,
         )
     if not given["quiet"]:
@@ -253,12 +260,16 @@ def _trace_command(context: typer.Context, command: list[str], folder: Path) -> 
     if not command:
         raise UsageError("no command behind --; write: omnicache trace -o RUN -- python serve.py")
     given = context.params
-    return trace_command(
-        command,
-        folder,
-        force=given["force"],
+    return trace_command(command, folder, force=given["force"], what=_recording(given))
+
+
+def _recording(given: Mapping[str, Any]) -> "Recording":
+    from omnicache_cli.engine.environment import Recording
+
+    return Recording(
         token_ids=given["with_token_ids"],
         all_ranks=given["all_ranks"],
+        check_hashes=given["check_hashes"],
     )
 
 

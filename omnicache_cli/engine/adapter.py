@@ -45,7 +45,9 @@ def cache_group(group: Any) -> CacheGroup:
     )
 
 
-def engine_source(scheduler: Any, *, source: int, engine: str) -> EngineSource:
+def engine_source(
+    scheduler: Any, *, source: int, engine: str, checks_hashes: bool = False
+) -> EngineSource:
     """A constructed vLLM Scheduler: its configuration as far as the cache depends on it."""
     from vllm import envs
 
@@ -93,7 +95,31 @@ def engine_source(scheduler: Any, *, source: int, engine: str) -> EngineSource:
             "lora": config.lora_config is not None,
         },
         randomized_request_ids=not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION,
+        cache_hit_alignment_tokens=_hit_alignment(scheduler.kv_cache_manager),
+        checks_hashes=checks_hashes,
     )
+
+
+def _hit_alignment(manager: Any) -> int | None:
+    """What every prefix hit is a multiple of, in tokens; None: there are no hits."""
+    coordinator = manager.coordinator
+    if not manager.enable_caching:
+        return None
+    if len(manager.kv_cache_config.kv_cache_groups) == 1:
+        return int(coordinator.block_size)
+    return int(coordinator._cache_hit_alignment_tokens)
+
+
+def group_hit_tokens(manager: Any, request: Any) -> list[int]:
+    """Each KV cache group's own longest hit, as the pool stands; empty for a single group."""
+    coordinator = manager.coordinator
+    several = len(manager.kv_cache_config.kv_cache_groups) > 1
+    if not several or not manager.prefix_cache_lookup_enabled(request):
+        return []
+    _, hits = coordinator.find_longest_cache_hit_per_group(
+        request.block_hashes, request.num_tokens - 1
+    )
+    return [int(hit) for hit in hits]
 
 
 def multimodal_spans(request: Any) -> list[MultiModalSpan]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from omnicache_cli import __version__
-from omnicache_cli.engine.environment import tracing_variables
+from omnicache_cli.engine.environment import Recording, tracing_variables
 from omnicache_cli.errors import BadInputError
 from omnicache_cli.trace.folder import finish_manifest, prepare_folder, write_manifest
 from omnicache_cli.trace.manifest import Manifest
@@ -31,8 +31,7 @@ def trace_command(
     folder: Path,
     *,
     force: bool = False,
-    token_ids: bool = False,
-    all_ranks: bool = False,
+    what: Recording | None = None,
 ) -> int:
     """Run a command with its vLLM processes traced into `folder`; its exit code as a shell's.
 
@@ -50,7 +49,7 @@ def trace_command(
         program=Path(command[0]).name,
     )
     write_manifest(folder, manifest)
-    variables = tracing_variables(folder, os.environ, token_ids=token_ids, all_ranks=all_ranks)
+    variables = tracing_variables(folder, os.environ, what)
     try:
         process = subprocess.Popen(command, env={**os.environ, **variables})
     except OSError as error:

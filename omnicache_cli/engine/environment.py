@@ -3,17 +3,23 @@
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from omnicache_cli.engine.plugin import ENVIRONMENT_VARIABLE, PLUGIN_NAME
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is to be recorded beyond the usual."""
+
+    token_ids: bool = False  # of the prompts
+    all_ranks: bool = False  # further tensor-parallel ranks in full
+    check_hashes: bool = False  # recompute the hash of every block that enters the cache
+
+
 def tracing_variables(
-    folder: Path,
-    environment: Mapping[str, str],
-    *,
-    token_ids: bool = False,
-    all_ranks: bool = False,
+    folder: Path, environment: Mapping[str, str], recording: Recording | None = None
 ) -> dict[str, str]:
     """What to add to `environment` so that every vLLM process under it traces into `folder`.
 
@@ -22,8 +28,7 @@ def tracing_variables(
     settings = {
         "folder": str(folder.absolute()),
         "salt_key": secrets.token_hex(16),
-        "token_ids": token_ids,
-        "all_ranks": all_ranks,
+        **asdict(recording or Recording()),
     }
     variables = {ENVIRONMENT_VARIABLE: json.dumps(settings)}
     selected = environment.get("VLLM_PLUGINS")

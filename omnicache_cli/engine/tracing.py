@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnicache_cli import __version__
-from omnicache_cli.engine.environment import tracing_variables
+from omnicache_cli.engine.environment import Recording, tracing_variables
 from omnicache_cli.engine.launch import (
     Engine,
     EngineOptions,
@@ -35,16 +35,14 @@ _SECRET = re.compile(r"(token|key|secret|password)$", re.IGNORECASE)
 
 
 @contextmanager
-def tracing(
-    folder: Path, *, token_ids: bool = False, all_ranks: bool = False
-) -> Iterator["Recorder"]:
+def tracing(folder: Path, what: Recording | None = None) -> Iterator["Recorder"]:
     """Trace this process, and the vLLM processes it starts, while the block runs.
 
     Enter it before the engine is made. Children end their files when they leave.
     """
     from omnicache_cli.engine.probe import install, recorder
 
-    variables = tracing_variables(folder, os.environ, token_ids=token_ids, all_ranks=all_ranks)
+    variables = tracing_variables(folder, os.environ, what)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     recording = install.install(variables[ENVIRONMENT_VARIABLE])
@@ -73,8 +71,7 @@ def trace_workload(
     folder: Path,
     *,
     force: bool = False,
-    token_ids: bool = False,
-    all_ranks: bool = False,
+    what: Recording | None = None,
     on_finished: Callable[[Outcome], None] | None = None,
 ) -> Traced:
     """Record a workload into `folder`.
@@ -104,7 +101,7 @@ def trace_workload(
     )
     try:
         write_manifest(folder, manifest)
-        recorded = tracing(folder, token_ids=token_ids, all_ranks=all_ranks)
+        recorded = tracing(folder, what)
         with recorded as recording, Engine(options) as engine:
             new.keep()
             engine.run(workload, on_finished)

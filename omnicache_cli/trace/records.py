@@ -98,6 +98,8 @@ class EngineSource(Record, frozen=True, tag="engine"):
     parallel: dict[str, int]  # tensor, pipeline, data, ... sizes and world_size
     options: dict[str, Any]  # max_model_len, dtype, hash algorithm, ... by vLLM's names
     randomized_request_ids: bool  # vLLM appended -xxxxxxxx to every request id
+    cache_hit_alignment_tokens: BlockSize | None = None  # every hit is a multiple; None: no cache
+    checks_hashes: bool = False  # WrongHash is recorded where a block's hash is not its tokens'
 
 
 class WorkerSource(Record, frozen=True, tag="worker"):
@@ -184,6 +186,17 @@ class CachedPartial(Event, frozen=True, tag="cache_partial"):
     num_tokens: Tokens
 
 
+class WrongHash(Event, frozen=True, tag="wrong_hash"):
+    """A block entered the cache under a hash that is not that of the tokens in it."""
+
+    request: int
+    group: int
+    block_id: int
+    hash_index: Tokens  # entry of Request.block_hashes
+    expected: str  # hash of the tokens, upon the entry before
+    found: str
+
+
 class Evicted(Event, frozen=True, tag="evict"):
     """A block lost its hash: `owner` cached it, `request` took the block (or nobody)."""
 
@@ -229,6 +242,7 @@ AnyEvent = (
     | Hashed
     | Cached
     | CachedPartial
+    | WrongHash
     | Evicted
     | HashesMoved
     | Freed
@@ -251,6 +265,7 @@ class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
     queried_tokens: Tokens  # 0: the cache was not asked (off, or the request skips it)
     block_ids: list[Runs]  # whole table, per group
     resumed: bool = False
+    group_hit_tokens: list[Tokens] = []  # of several groups: each one's own longest hit
 
 
 class SchedulerStep(Record, frozen=True, tag="schedule"):
@@ -333,6 +348,7 @@ class ForwardStep(Record, frozen=True, tag="forward"):
     batch_descriptor: BatchDescriptor | None = None
     cudagraph_mode: str = "NONE"
     num_ubatches: int = 0  # DBO microbatches; the groups are then not recorded
+    shared_buffers: list[tuple[str, Rows, Rows]] = []  # what two groups share, and which
     restated: bool = False  # whole, and of this step alone: what a further rank saw differs
 
 
@@ -412,6 +428,11 @@ def from_runs(runs: Runs) -> list[int]:
             raise BadRunsError(f"a run has length {length}, outside 1..{MAX_VECTOR_LENGTH}")
         values.extend(range(start, start + length, step))
     return values
+
+
+def num_values(runs: Runs) -> int:
+    """How many integers runs stand for."""
+    return sum(abs(length) for length in runs[1::2])
 
 
 def external_id(request_id: str, *, randomized: bool) -> str:

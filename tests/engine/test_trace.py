@@ -13,7 +13,7 @@ import pytest
 
 from omnicache_cli.engine.launch import Engine, EngineOptions, Outcome
 from omnicache_cli.engine.tracing import trace_workload, tracing
-from omnicache_cli.trace.invariants import OF_SEVERAL_RANKS, InvariantChecker
+from omnicache_cli.trace.invariants import ONLY_WHERE_ASKED, InvariantChecker
 from omnicache_cli.trace.records import Evicted, Preempted
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
@@ -149,7 +149,7 @@ def test_all_invariants_hold_and_were_really_checked(traced: Traced) -> None:
     summary = summarize(Run(traced.folder), checker=checker)
     assert (summary.broken_invariants, checker.unchecked()) == (0, {})
     checked = {number for number, one in checker.coverage.items() if one.checked}
-    assert checked == set(checker.coverage) - OF_SEVERAL_RANKS
+    assert checked == set(checker.coverage) - ONLY_WHERE_ASKED
 
 
 def test_tokens_with_tracing_equal_tokens_without(traced: Traced, tiny_text_model: Path) -> None:

@@ -14,6 +14,8 @@ from omnicache_cli.trace.invariants import InvariantChecker, Violation
 from omnicache_cli.trace.records import (
     Allocated,
     BatchDescriptor,
+    Cached,
+    CacheGroup,
     EngineSource,
     ForwardStep,
     Freed,
@@ -22,6 +24,7 @@ from omnicache_cli.trace.records import (
     RankStep,
     SchedulerStep,
     WorkerSource,
+    WrongHash,
     to_runs,
 )
 from omnicache_cli.trace.run import Run
@@ -80,8 +83,13 @@ def test_a_sound_run_keeps_every_invariant(tmp_path: Path) -> None:
         2: 5,
         3: 5,
         4: 5,
+        5: 0,
         6: 2,
+        7: 2,
+        8: 0,
+        9: 0,
         11: 0,
+        12: 5,
     }
     assert checker.unchecked() == {}
 
@@ -178,6 +186,228 @@ def test_a_restated_batch_stands_alone_and_is_no_witness_of_writes(tmp_path: Pat
     assert checker.coverage[6].unchecked == Counter()
 
 
+# -- 5: a common prefix -----------------------------------------------------------------------
+
+
+def shared_prefix(**changes: Any) -> Recording:
+    """Two requests share blocks 1 and 2; in step 1 both decode, and the scheduler says so."""
+    recording = Recording()
+    a, b = recording.arrive("a", 33), recording.arrive("b", 34)
+    recording.step({a: 33}, admit={a: Admit([[1, 2, 3]])})
+    recording.step({a: 1, b: 2}, admit={b: Admit([[1, 2, 4]], hit=32)})
+    recording.change(SchedulerStep, 1, num_common_prefix_blocks=[2])
+    if changes:
+        recording.change_group(1, **changes)
+    return recording
+
+
+def test_5_a_common_prefix_that_is_common_is_counted(tmp_path: Path) -> None:
+    checker, found = checked(shared_prefix(), tmp_path)
+    assert found == []
+    assert checker.coverage[5].checked == 1
+
+
+def test_5_a_prefix_that_is_one_block_shorter_than_said(tmp_path: Path) -> None:
+    recording = shared_prefix()
+    recording.change(SchedulerStep, 1, num_common_prefix_blocks=[3])
+    shared = "3, as in row 0: the first 3 are shared (num_common_prefix_blocks)"
+    assert broken(recording, tmp_path) == [(5, 1, 0, None, 1, "block_table[1][2]", shared, "4")]
+
+
+@pytest.mark.parametrize(
+    ("length", "found"),
+    [
+        (32, []),
+        (47, []),  # whole blocks only
+        (48, [(5, "block_table[1][2]", "4")]),
+        (64, [(5, "block_table[0]", "3 blocks")]),
+    ],
+)
+def test_5_cascade_attention_over_more_than_the_rows_share(
+    tmp_path: Path, length: int, found: list[tuple[object, ...]]
+) -> None:
+    recording = shared_prefix(use_cascade=True, common_prefix_len=length)
+    _, violations = checked(recording, tmp_path)
+    assert [(one.invariant, one.what, one.found) for one in violations] == found
+
+
+def test_5_a_common_prefix_counts_in_blocks_of_the_kernel(tmp_path: Path) -> None:
+    recording = Recording([cache_group(block_size=32)], kernel_block_sizes=[16])
+    a, b = recording.arrive("a", 33), recording.arrive("b", 34)
+    admit = {a: Admit([[1, 2]]), b: Admit([[1, 3]], hit=32)}
+    recording.step({a: 33, b: 2}, admit=admit)
+    recording.change(SchedulerStep, 0, num_common_prefix_blocks=[1])
+    checker, found = checked(recording, tmp_path)
+    assert (checker.coverage[5].checked, found) == (1, [])
+    recording.change(SchedulerStep, 0, num_common_prefix_blocks=[2])
+    _, found = checked(recording, tmp_path)
+    assert [(one.invariant, one.what, one.found) for one in found] == [
+        (5, "block_table[1][2]", "6")
+    ]
+
+
+# -- 7: the length of a hit -------------------------------------------------------------------
+
+
+def one_hit(hit: int, prompt: int, groups: list[CacheGroup], own: list[int]) -> Recording:
+    """One request hits `hit` tokens; the groups' own hits are `own`."""
+    recording = Recording(groups, cache_hit_alignment_tokens=16)
+    first = recording.arrive("first", prompt)
+    blocks = -(-prompt // 16)
+    tables = [list(range(1 + index * 20, 1 + index * 20 + blocks)) for index in range(len(groups))]
+    recording.step({first: prompt}, admit={first: Admit(tables)})
+    recording.finish(first)
+    second = recording.arrive("second", prompt)
+    recording.step({second: prompt - hit}, admit={second: Admit(tables, hit=hit)})
+    (admission,) = next(
+        one.admitted
+        for one in recording.records
+        if isinstance(one, SchedulerStep) and one.step == 1
+    )
+    admitted = [replace(admission, group_hit_tokens=own)]
+    recording.change(SchedulerStep, 1, admitted=admitted)
+    return recording
+
+
+FULL = cache_group()
+SLIDING = cache_group(spec="SlidingWindowSpec", sliding_window=64)
+MAMBA = cache_group(spec="MambaSpec", maps_slots=False)
+SCRATCH = cache_group(spec="MambaSpec", maps_slots=False, prefix_cacheable=False)
+OWN = "the group's own longest hit"
+
+
+@pytest.mark.parametrize(
+    ("hit", "groups", "own", "findings"),
+    [
+        (48, [FULL], [], []),
+        (40, [FULL], [], [(None, "a multiple of 16", "40")]),
+        (64, [FULL], [], [(None, "fewer than the 64 asked for", "64")]),
+        (48, [FULL, SLIDING], [48, 48], []),
+        (32, [FULL, SLIDING], [48, 32], []),
+        (48, [FULL, SLIDING], [48, 32], [(1, f"32, {OWN}", "48")]),
+        (16, [FULL, SLIDING], [48, 32], [(1, f"32, {OWN}", "16")]),
+        (16, [FULL, SLIDING], [32, 48], []),  # the window has no such prefix: it gives way
+        (48, [FULL, SLIDING], [32, 48], [(0, f"32 or less, {OWN}", "48")]),
+        (0, [FULL, MAMBA], [48, 0], []),
+        (16, [FULL, MAMBA], [48, 0], [(1, f"0, {OWN}", "16")]),
+        (48, [FULL, SCRATCH], [48, 0], []),
+        (16, [FULL, SLIDING, MAMBA], [48, 32, 48], []),  # three kinds may agree on less
+    ],
+)
+def test_7_the_length_of_a_hit(
+    tmp_path: Path,
+    hit: int,
+    groups: list[CacheGroup],
+    own: list[int],
+    findings: list[tuple[object, ...]],
+) -> None:
+    _, found = checked(one_hit(hit, 64, groups, own), tmp_path)
+    assert [(one.group, one.expected, one.found) for one in found if one.invariant == 7] == findings
+
+
+def test_7_a_hit_of_a_request_that_asked_for_none(tmp_path: Path) -> None:
+    recording = one_hit(32, 64, [FULL], [])
+    (admission,) = next(
+        one.admitted
+        for one in recording.records
+        if isinstance(one, SchedulerStep) and one.step == 1
+    )
+    recording.change(SchedulerStep, 1, admitted=[replace(admission, queried_tokens=0)])
+    assert broken(recording, tmp_path) == [
+        (7, 1, None, "second", None, "hit tokens", "0, the cache was not asked", "32")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kv_connector": True}, "loaded by a KV connector"),
+        ({"use_eagle": True}, "speculative decoding: groups drop a block of their own hit"),
+        ({}, "the groups' own hits were not recorded"),
+    ],
+)
+def test_7_what_the_groups_say_is_left_out_where_it_means_nothing(
+    tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
+    own = [48, 16] if options else []
+    recording = one_hit(32, 64, [FULL, SLIDING], own)
+    assert isinstance(recording.records[0], EngineSource)
+    recording.records[0] = replace(recording.records[0], options=options)
+    checker, found = checked(recording, tmp_path)
+    assert [one for one in found if one.invariant == 7] == []
+    assert checker.coverage[7].unchecked[reason] >= 1
+
+
+# -- 8: hashes --------------------------------------------------------------------------------
+
+
+def test_8_a_block_under_the_hash_of_other_tokens(tmp_path: Path) -> None:
+    recording = Recording(checks_hashes=True)
+    a = recording.arrive("a", 40)
+    admit = {a: Admit([[1, 2, 3]])}
+    wrong = WrongHash(a, 0, 2, 1, "11" * 8, "22" * 8)
+    recording.step({a: 40}, admit=admit, events=[Cached(a, 0, [0, 2], [1, 2]), wrong])
+    checker, found = checked(recording, tmp_path)
+    assert checker.coverage[8].checked == 2
+    assert [(one.invariant, one.group, one.request, one.what) for one in found] == [
+        (8, 0, "a", "hash of block 2, entry 1 of the request")
+    ]
+    assert (found[0].expected, found[0].found) == (
+        "11" * 8,
+        "22" * 8 + ", the hash of other tokens",
+    )
+
+
+# -- 9: buffers -------------------------------------------------------------------------------
+
+
+def test_9_two_groups_in_one_buffer(tmp_path: Path) -> None:
+    recording = Recording([FULL, SLIDING])
+    a = recording.arrive("a", 20)
+    recording.step({a: 20}, admit={a: Admit([[1, 2], [3, 4]])})
+    checker, found = checked(recording, tmp_path / "sound")
+    assert (checker.coverage[9].checked, found) == (1, [])
+    recording.change(ForwardStep, 0, shared_buffers=[("slot_mapping", 0, 1)])
+    assert broken(recording, tmp_path / "shared") == [
+        (
+            *(9, 0, 1, None, None),
+            *("slot_mapping buffer", "memory of its own", "shared with group 0"),
+        )
+    ]
+
+
+# -- 12: two tables ---------------------------------------------------------------------------
+
+
+def test_12_a_table_that_names_a_free_block(tmp_path: Path) -> None:
+    recording = two_rounds()
+    recording.change_group(1, block_table=[(0, 2, [9, 1])])
+    found = [one for one in broken(recording, tmp_path) if one[0] == 12]
+    assert found == [
+        (12, 1, 0, "p0-r1", 0, "block_table[0][2]", "3, as the scheduler says", "9"),
+    ]
+
+
+def test_12_a_table_that_missed_a_block(tmp_path: Path) -> None:
+    recording = Recording()
+    a = recording.arrive("a", 16)
+    recording.step({a: 16}, admit={a: Admit([[1]])})
+    recording.step({a: 1}, grow={a: [[2]]})
+    recording.change_group(1, block_table=[], slots=None, slot_mapping=[32, 1])
+    found = [one[0:2] + one[5:] for one in broken(recording, tmp_path) if one[0] == 12]
+    assert found == [(12, 1, "length of block_table[0]", "2 blocks", "1 blocks")]
+
+
+def test_12_requests_whose_admission_was_lost_are_not_compared(tmp_path: Path) -> None:
+    recording = two_rounds()
+    admission = next(one for one in recording.records if isinstance(one, SchedulerStep))
+    recording.change(SchedulerStep, 0, admitted=[], num_computed_tokens=[0])
+    assert admission.step == 0
+    checker, found = checked(recording, tmp_path)
+    assert [one for one in found if one.invariant == 12] == []
+    assert checker.coverage[12].unchecked["records were lost before"] == 3
+
+
 @pytest.mark.parametrize("recording", [two_in_a_batch(), vllm_36580()])
 def test_batches_and_chunks_keep_every_invariant(recording: Recording, tmp_path: Path) -> None:
     assert broken(recording, tmp_path) == []
@@ -247,6 +477,7 @@ def test_1_a_block_table_one_column_too_short(tmp_path: Path) -> None:
             *(1, 1, 0, "a", 0, "slot_mapping[1], position 4 and 2 more of 4"),
             *("a block in column 1; the row has 1", "36"),
         ),
+        (12, 1, 0, "a", 0, "length of block_table[0]", "2 blocks", "1 blocks"),
     ]
 
 
@@ -425,6 +656,7 @@ def test_3_a_row_writes_a_block_of_a_request_outside_the_batch(tmp_path: Path) -
             *(3, 1, 0, "b", 0, "block 1 written in this step", "held by this request only"),
             "also held by request #0 (a)",
         ),
+        (12, 1, 0, "b", 0, "block_table[0][0]", "2, as the scheduler says", "1"),
     ]
 
 

@@ -24,6 +24,7 @@ from omnicache_cli.trace.records import (
     HashesMoved,
     MultiModalSpan,
     RankStep,
+    WrongHash,
 )
 from tests.unit.run_builder import Admit, Recording, cache_group, two_rounds, write_manifest
 
@@ -79,6 +80,7 @@ def eventful() -> Recording:
         Hashed(first, 2, ["00" * 8]),
         Cached(first, 1, [0, 2], [4, 2]),
         CachedPartial(first, 0, 3, 40),
+        WrongHash(first, 0, 3, 2, "11" * 8, "22" * 8),
         Evicted(1, 0, "00" * 8, first, records.NO_REQUEST),
         HashesMoved(2, 7),
         CacheReset(successful=True),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from omnicache_cli.engine.adapter import group_hit_tokens
 from omnicache_cli.engine.probe import recorder as recording
 from omnicache_cli.engine.probe.runner import RunnerProbe
 from omnicache_cli.engine.probe.scheduler import SchedulerProbe
@@ -175,6 +176,19 @@ def for_request(original: Method) -> Method:
     return method
 
 
+def get_computed_blocks(original: Method) -> Method:
+    @functools.wraps(original)
+    def get_computed_blocks(self: Any, request: Any) -> Any:
+        result = original(self, request)
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is not None:
+            with guarded(probe.recorder, "KVCacheManager.get_computed_blocks"):
+                probe.group_hits(request, group_hit_tokens(self, request))
+        return result
+
+    return get_computed_blocks
+
+
 def record_prefix_cache_stats(original: Method) -> Method:
     @functools.wraps(original)
     def record_prefix_cache_stats(self: Any, request: Any, num_hits: int) -> Any:
@@ -251,6 +265,7 @@ def cache_full_blocks(original: Method) -> Method:
                     blocks,
                     num_cached_blocks,
                     num_full_blocks,
+                    block_size,
                     kv_cache_group_id,
                     block_mask,
                 )
@@ -420,6 +435,7 @@ HOOKS: dict[str, dict[str, dict[str, Wrap]]] = {
         "KVCacheManager": {
             "allocate_slots": for_request,
             "free": for_request,
+            "get_computed_blocks": get_computed_blocks,
             "record_prefix_cache_stats": record_prefix_cache_stats,
         },
     },

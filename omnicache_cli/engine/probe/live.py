@@ -55,6 +55,34 @@ def read_groups(runner: Any, context: Any, num_reqs: int) -> list[LiveGroup]:
     ]
 
 
+def shared_buffers(runner: Any, context: Any) -> list[tuple[str, int, int]]:
+    """Vectors of which two KV cache groups use the same memory, and the groups."""
+    groups = runner.kv_cache_config.kv_cache_groups
+    if len(groups) < 2:
+        return []
+    found = []
+    spans: dict[str, list[tuple[int, int, int]]] = {"block_table": [], "slot_mapping": []}
+    for number, group in enumerate(groups):
+        table = runner.input_batch.block_table[number]
+        metadata = of_group(context.attn_metadata, group)
+        cells = getattr(metadata, "block_table", None)
+        tensors = {"block_table": table.block_table.gpu if cells is None else cells}
+        if table.slot_mapping_mode.value != "none":
+            tensors["slot_mapping"] = _slot_tensor(metadata, context, group)
+        for name, tensor in tensors.items():
+            if tensor is None or not tensor.numel():
+                continue
+            start = tensor.data_ptr()
+            end = start + tensor.numel() * tensor.element_size()
+            found += [
+                (name, other, number)
+                for other, first, last in spans[name]
+                if start < last and first < end
+            ]
+            spans[name].append((number, start, end))
+    return found
+
+
 def _read_group(runner: Any, context: Any, group: Any, table: Any, num_reqs: int) -> LiveGroup:
     metadata = of_group(context.attn_metadata, group)
     starts = _on_cpu(metadata, "query_start_loc")
@@ -85,12 +113,17 @@ def _slot_mapping(
     """The slot mapping as numpy, or the tensor where it is on a device; neither: nothing maps."""
     if table.slot_mapping_mode.value == "none":
         return None, None
-    tensor = getattr(metadata, "slot_mapping", None)
-    if tensor is None and isinstance(context.slot_mapping, dict):
-        tensor = of_group(context.slot_mapping, group)
+    tensor = _slot_tensor(metadata, context, group)
     if tensor is None:
         return None, None
     return (tensor.numpy(), None) if tensor.is_cpu else (None, tensor)
+
+
+def _slot_tensor(metadata: Any, context: Any, group: Any) -> Any:
+    tensor = getattr(metadata, "slot_mapping", None)
+    if tensor is None and isinstance(context.slot_mapping, dict):
+        tensor = of_group(context.slot_mapping, group)
+    return tensor
 
 
 def of_group(by_layer: Any, group: Any) -> Any:

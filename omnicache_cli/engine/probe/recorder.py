@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True):
     folder: str
     salt_key: str  # hex; random per run, so that digests compare within a run and not beyond
     token_ids: bool = False
+    check_hashes: bool = False  # recompute the hash of every block that enters the cache
     all_ranks: bool = False  # further tensor-parallel ranks write their batch in full too
 
 

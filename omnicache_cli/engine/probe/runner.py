@@ -14,6 +14,7 @@ from omnicache_cli.engine.probe.live import (
     digest_of,
     parallel_group,
     read_groups,
+    shared_buffers,
     worker_source,
 )
 from omnicache_cli.engine.probe.recorder import Recorder
@@ -60,6 +61,7 @@ class RunnerProbe:
         microbatched = isinstance(context.attn_metadata, list)
         live = [] if microbatched else read_groups(self._runner, context, batch.num_reqs)
         step = self.mark[1] if self.mark else -1
+        shared = [] if microbatched else shared_buffers(self._runner, context)
         self._copies.start(live)
         pending: dict[str, Any] = {
             "source": self._source,
@@ -71,6 +73,7 @@ class RunnerProbe:
             "batch_descriptor": _descriptor(context.batch_descriptor),
             "cudagraph_mode": context.cudagraph_runtime_mode.name,
             "num_ubatches": len(context.attn_metadata) if microbatched else 0,
+            "shared_buffers": shared,
         }
         if self._first_rank is not None:
             digest = digest_of(request_ids, live)

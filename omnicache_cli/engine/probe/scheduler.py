@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from omnicache_cli.engine.adapter import engine_source, request_record, short_hash
+from omnicache_cli.engine.probe.hash_check import HashCheck
 from omnicache_cli.engine.probe.recorder import Recorder
 from omnicache_cli.trace.records import (
     NO_REQUEST,
@@ -25,6 +26,7 @@ from omnicache_cli.trace.records import (
     Preempted,
     Runs,
     SchedulerStep,
+    WrongHash,
     to_runs,
 )
 
@@ -56,8 +58,12 @@ class SchedulerProbe:
         self._batch: list[str] = []  # requests of the step before, and where they stand after it
         self._next: list[int] = []
         self._generation = recorder.generation
+        self._group_hits: dict[str, list[int]] = {}  # of this step's lookups
+        self._hash_check: HashCheck | None = None
+        if recorder.settings.check_hashes and scheduler.kv_cache_manager.enable_caching:
+            self._hash_check = HashCheck(scheduler)
         recorder.on_close.append(self.flush)
-        recorder.write(engine_source(scheduler, source=self._source, engine=self.engine))
+        self._declare_engine()
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -95,6 +101,11 @@ class SchedulerProbe:
     def lookup(self, request: Any, queried_tokens: int, hit_tokens: int) -> None:
         self._lookups[request.request_id] = (queried_tokens, hit_tokens)
 
+    def group_hits(self, request: Any, hits: list[int]) -> None:
+        """Each group's own answer to the lookup that has just been made."""
+        if hits:
+            self._group_hits[request.request_id] = hits
+
     def allocate(self, blocks: list[Any]) -> None:
         if blocks:
             ids = to_runs([block.block_id for block in blocks])
@@ -106,6 +117,7 @@ class SchedulerProbe:
         blocks: list[Any],
         first: int,
         end: int,
+        block_size: int,
         group: int,
         mask: list[bool] | None,
     ) -> None:
@@ -121,6 +133,12 @@ class SchedulerProbe:
             self._owners[block.block_id] = number
         if ids:
             self._events.append(Cached(number, group, to_runs(indices), to_runs(ids)))
+            if self._hash_check is not None:
+                for index, block_id in zip(indices, ids, strict=True):
+                    tokens = (index * block_size, (index + 1) * block_size)
+                    for entry, right in self._hash_check.wrong(request, *tokens):
+                        hashes = short_hash(right), short_hash(request.block_hashes[entry])
+                        self._events.append(WrongHash(number, group, block_id, entry, *hashes))
 
     def cache_partial(self, request: Any, block: Any, num_tokens: int, group: int) -> None:
         self._note_hashes(request)
@@ -204,6 +222,7 @@ class SchedulerProbe:
         self._batch = batch
         self._events = []
         self._lookups.clear()
+        self._group_hits.clear()
         self.recorder.hold(record)  # the worker's record follows, if it runs in this process
 
     def flush(self) -> None:
@@ -215,6 +234,16 @@ class SchedulerProbe:
             self.recorder.write(AfterStep(self._source, self._step - 1, now, events))
         else:
             self.recorder.flush()
+
+    def _declare_engine(self) -> None:
+        self.recorder.write(
+            engine_source(
+                self._scheduler,
+                source=self._source,
+                engine=self.engine,
+                checks_hashes=self._hash_check is not None,
+            )
+        )
 
     def _declare(self, request: Any) -> None:
         self._hashes_seen[request.request_id] = len(request.block_hashes)
@@ -239,7 +268,7 @@ class SchedulerProbe:
         self._batch = []
         self._next = []
         self._computed.clear()
-        self.recorder.write(engine_source(self._scheduler, source=self._source, engine=self.engine))
+        self._declare_engine()
         for request_id, request in list(self._scheduler.requests.items()):
             if self._generation != self.recorder.generation:
                 return  # still no room: try again at the next record
@@ -287,6 +316,7 @@ class SchedulerProbe:
             queried_tokens=queried,
             block_ids=[to_runs(ids) for ids in block_ids],
             resumed=resumed,
+            group_hit_tokens=self._group_hits.get(request_id, []),
         )
 
     def _number(self, request: Any) -> int:

@@ -7,13 +7,28 @@ passes, events after. The invariants themselves are in the modules beside this o
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from omnicache_cli.trace.invariants import batch, owners, ranks, slots
+from omnicache_cli.trace.invariants import admissions, batch, owners, ranks, slots, tables
 from omnicache_cli.trace.invariants import violation as why
 from omnicache_cli.trace.invariants.hits import Writes, WrittenBlocks
 from omnicache_cli.trace.invariants.rows import Row, SlotRuns, ascending, rows_of, split_by_row
-from omnicache_cli.trace.invariants.violation import INVARIANTS, Coverage, Violation
-from omnicache_cli.trace.records import CacheGroup, EngineSource, external_id, from_runs
+from omnicache_cli.trace.invariants.violation import (
+    INVARIANTS,
+    OF_THE_SCHEDULER,
+    Coverage,
+    Violation,
+)
+from omnicache_cli.trace.records import (
+    AnyEvent,
+    Cached,
+    CacheGroup,
+    EngineSource,
+    WrongHash,
+    external_id,
+    from_runs,
+    num_values,
+)
 from omnicache_cli.trace.steps import (
+    NOT_CACHED,
     ForwardView,
     GroupView,
     RankView,
@@ -36,6 +51,9 @@ class _EngineState:
         self.workers: defaultdict[tuple[int, int], owners.WorkerOwners] = defaultdict(
             owners.WorkerOwners
         )  # by rank and group
+        self.tables: defaultdict[tuple[int, int], tables.ComparedTables] = defaultdict(
+            tables.ComparedTables
+        )  # by rank and group
         self.hits: dict[int, set[int]] = {}  # of this step: block -> requests that hit it
         self.context_parallel = any(engine.parallel.get(key, 1) > 1 for key in _CONTEXT_PARALLEL)
 
@@ -51,7 +69,10 @@ class InvariantChecker:
 
     @property
     def num_checked(self) -> int:
-        return sum(one.checked for one in self.coverage.values())
+        """Of what a worker did: without that a run is not sound, whatever its scheduler said."""
+        return sum(
+            one.checked for number, one in self.coverage.items() if number not in OF_THE_SCHEDULER
+        )
 
     @property
     def num_broken(self) -> int:
@@ -80,10 +101,39 @@ class InvariantChecker:
         state.scheduler.apply(step.before)
         state.scheduler.schedule(step)
         state.hits = owners.hits_of(step)
+        self._check_events(step, step.before, step.record.events)
+        self._check_admissions(step)
         self._check_step(step, state)
+        self._check_events(step, step.after)
         state.blocks.apply(step.after)
         state.scheduler.apply(step.after)
         return self._found
+
+    def _check_events(self, step: Step, *parts: Sequence[AnyEvent]) -> None:
+        """What the recording itself found out about hashes."""
+        if not step.engine.checks_hashes:
+            return
+        names = {one.number: one.external_id for one in step.requests}
+        for event in (event for events in parts for event in events):
+            if isinstance(event, Cached):
+                self.coverage[8].checked += num_values(event.block_ids)
+            elif isinstance(event, WrongHash):
+                what = f"hash of block {event.block_id}, entry {event.hash_index} of the request"
+                name = names.get(event.request, f"#{event.request}")
+                found = f"{event.found}, the hash of other tokens"
+                where = {"group": event.group}
+                self._add(8, step, what, event.expected, found, request=name, **where)
+
+    def _check_admissions(self, step: Step) -> None:
+        names = {one.number: one.external_id for one in step.requests}
+        for one in step.record.admitted:
+            self.coverage[7].checked += 1
+            reason = admissions.why_not(step.engine, one)
+            if reason is not None:
+                self.coverage[7].unchecked[reason] += 1
+            for group, what, expected, found in admissions.wrong_hit(step.engine, one):
+                name = names[one.request]
+                self._add(7, step, what, expected, found, request=name, group=group)
 
     def _check_step(self, step: Step, state: _EngineState) -> None:
         by_id = {one.request.record.request_id: one for one in step.scheduled}
@@ -102,6 +152,7 @@ class InvariantChecker:
                 )
             for group in view.groups:
                 self._check_group(step, view, group, names, state, writes, unseen)
+                self._check_tables(step, view, group, names, state)
         self._check_ranks(step)
         silent = state.blocks.ranks - {view.worker.rank for view in step.forwards}
         reason = why.NO_WORKER if silent or not step.forwards else None
@@ -139,6 +190,10 @@ class InvariantChecker:
                 self.coverage[number].unchecked[why.MICROBATCHES] += 1
         for row, name, what, expected, found in batch.wrong_rows(view, names, by_id):
             self._add(4, step, what, expected, found, rank=view.worker.rank, request=name, row=row)
+        if len(view.groups) > 1:
+            self.coverage[9].checked += 1
+        for number, what, expected, found in tables.shared(view):
+            self._add(9, step, what, expected, found, rank=view.worker.rank, group=number)
         for group in view.groups:
             if step.group_spec(group.group).spec == "CrossAttentionSpec":
                 self.coverage[4].unchecked[why.CROSS_ATTENTION] += 1
@@ -146,6 +201,36 @@ class InvariantChecker:
             for row, name, what, expected, found in batch.wrong_group(view, group, names):
                 where = {"rank": view.worker.rank, "group": group.group, "row": row}
                 self._add(4, step, what, expected, found, request=name, **where)
+
+    def _check_tables(
+        self, step: Step, view: ForwardView, group: GroupView, names: Names, state: _EngineState
+    ) -> None:
+        """The block table against the scheduler's, and against what is said to be common."""
+        spec = step.group_spec(group.group)
+        if spec is NOT_CACHED or not group.block_table:
+            return
+        rank, number = view.worker.rank, group.group
+        kernel = _kernel_block_size(view, group, spec)
+        rows = [(row, one) for row, (_, one) in enumerate(names) if one is not None]
+        known = [(row, one) for row, one in rows if one.request.num_admissions]
+        if len(known) < len(rows):
+            self.coverage[12].unchecked[why.LOST] += len(rows) - len(known)
+        self.coverage[12].checked += len(known)
+        compared = state.tables[rank, number]
+        for row, what, expected, found in compared.wrong(group, spec, kernel, known):
+            where = {"rank": rank, "group": number, "row": row}
+            self._add(12, step, what, expected, found, request=names[row][0], **where)
+        common = step.record.num_common_prefix_blocks
+        claims = []
+        if number < len(common) and common[number]:
+            blocks = common[number] * (spec.block_size // kernel)
+            claims.append((blocks, "num_common_prefix_blocks"))
+        if group.record.use_cascade and group.record.common_prefix_len:
+            claims.append((group.record.common_prefix_len // kernel, "cascade attention"))
+        self.coverage[5].checked += bool(claims)
+        for blocks, source in claims:
+            for which, what, expected, found in tables.wrong_cascade(group, blocks, source):
+                self._add(5, step, what, expected, found, rank=rank, group=number, row=which)
 
     def _check_group(
         self,

@@ -6,7 +6,7 @@ from omnicache_cli.errors import EXIT_DIFFERS, EXIT_DONE, BadInputError
 from omnicache_cli.report.model import Cell, Lines, Report, Section, Table
 from omnicache_cli.trace.invariants import (
     INVARIANTS,
-    OF_SEVERAL_RANKS,
+    ONLY_WHERE_ASKED,
     UNITS,
     Coverage,
     InvariantChecker,
@@ -55,11 +55,11 @@ def show_check(run: Run, engine: str | None) -> View:
 
 
 def _listed(checker: InvariantChecker) -> dict[int, Coverage]:
-    """What is about several ranks is no question for a run on one."""
+    """What is about several ranks is no question for a run on one, and so on."""
     return {
         number: one
         for number, one in checker.coverage.items()
-        if number not in OF_SEVERAL_RANKS or one.checked or one.unchecked
+        if number not in ONLY_WHERE_ASKED or one.checked or one.unchecked
     }
 
 

@@ -16,6 +16,7 @@ from omnicache_cli.trace.records import (
     Hashed,
     HashesMoved,
     Preempted,
+    WrongHash,
     from_runs,
 )
 
@@ -101,6 +102,11 @@ def event_text(event: AnyEvent) -> str:
             return (
                 f"{who(event.request)} caches block {event.block_id} of group {event.group} "
                 f"for a prefix of {counted(event.num_tokens, 'token')} that ends inside it"
+            )
+        case WrongHash():
+            return (
+                f"{who(event.request)} caches block {event.block_id} of group {event.group} under "
+                f"the hash of other tokens: {event.found}, not {event.expected}"
             )
         case Evicted():
             taker = "" if event.request == NO_REQUEST else f"; {who(event.request)} takes it"
