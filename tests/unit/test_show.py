@@ -1103,8 +1103,8 @@ def test_a_file_of_another_format_is_refused_unless_the_format_is_named(
     assert show(rounds, "-o", "s.csv") == Ran(
         2,
         "",
-        "omnicache: s.csv names a format that is not there; formats: text, json; choose one with "
-        "--format, or name a .txt or .json file\n",
+        "omnicache: s.csv names a format that is not there; formats: text, json, html; choose one "
+        "with --format, or name a .txt, .json or .html file\n",
     )
     assert not Path("s.csv").exists()
     assert show(rounds, "-o", "s.csv", "--format", "text", "-q").code == 0
