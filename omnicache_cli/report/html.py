@@ -43,6 +43,7 @@ class CellView:
 
     text: str
     style: str = ""
+    is_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +137,12 @@ def _view(section: Section) -> tuple[str, Body]:
 
 def _cell(cell: Cell, style: str = "") -> CellView:
     text = text_of(cell)
-    styles = [style] if style else []
-    if cell is None:
-        styles.append("none")
-    if len(text) > WIDE_CELL:
-        styles.append("wide")
-    if len(text) > LONG_CELL:
-        styles.append("long")
-    return CellView(text, " ".join(styles))
+    is_long = len(text) > LONG_CELL
+    more = [style] if style else []
+    more += ["none"] if cell is None else []
+    more += ["wide"] if len(text) > WIDE_CELL else []
+    more += ["long"] if is_long else []
+    return CellView(text, " ".join(more), is_long)
 
 
 def _cut(text: str) -> str:
