@@ -5,8 +5,11 @@ VENV := .venv
 STAMP := $(VENV)/.omnicache-setup
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+BROWSER_VENV := .venv-browser
+BROWSER_STAMP := $(BROWSER_VENV)/.omnicache-setup
+BROWSER_PYTHON := $(BROWSER_VENV)/bin/python
 
-.PHONY: help setup demo test test-unit test-fuzz test-engine lint format bench docs lock clean
+.PHONY: help setup demo test test-unit test-fuzz test-engine test-browser lint format bench docs lock clean
 
 help:
 	@echo "make setup        .venv with the CPU engine and the tools, from requirements/cpu.txt"
@@ -15,10 +18,11 @@ help:
 	@echo "make test-unit    without an engine, seconds"
 	@echo "make test-fuzz    the reader against ten thousand damaged files, a minute"
 	@echo "make test-engine  with a real engine on the CPU"
+	@echo "make test-browser HTML reports in a real browser, in an environment of its own: .venv-browser"
 	@echo "make lint         ruff and mypy; make format mends the layout"
 	@echo "make bench        benchmarks/*.py, one JSON object each as the last line"
 	@echo "make docs         the generated parts of the documentation"
-	@echo "make lock         requirements/cpu.txt again; UPGRADE=--upgrade for newer versions"
+	@echo "make lock         requirements/cpu.txt and browser.txt again; UPGRADE=--upgrade for newer versions"
 	@echo "make clean        everything that make made"
 
 setup: $(STAMP)
@@ -43,6 +47,16 @@ test-engine: setup
 	VLLM_PLUGINS=omnicache_cli,vllm_omni_register_models $(PYTEST) -q -k "not lost and not probe" \
 		tests/engine/test_trace.py tests/engine/test_engine_process.py
 
+# Without an engine, and so without .venv. OMNICACHE_BROWSER names a browser; otherwise one on the
+# path is taken, or fetched into .venv-browser.
+test-browser: $(BROWSER_STAMP)
+	@browser=$$($(BROWSER_PYTHON) -m tests.browser.browser) && \
+		OMNICACHE_BROWSER="$$browser" $(BROWSER_PYTHON) -m pytest -q tests/browser
+
+$(BROWSER_STAMP): requirements/browser.txt requirements/install.sh pyproject.toml
+	@requirements/install.sh "$(PYTHON)" "$(BROWSER_VENV)" requirements/browser.txt
+	@touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,8 +80,11 @@ lock: setup
 	sed -i -E \
 		-e '1i # Pinned by `make lock` from cpu.in and cpu-overrides.txt. Linux, x86-64, Python 3.11.' \
 		-e 's/^(torch|torchvision)==([0-9])/\1===\2/' requirements/cpu.txt
-	@! grep -nE '[a-z]+://' requirements/cpu.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header $(UPGRADE) \
+		--constraint requirements/cpu.txt requirements/browser.in --output-file requirements/browser.txt
+	sed -i '1i # Pinned by `make lock` from browser.in. Linux, x86-64, Python 3.11.' requirements/browser.txt
+	@! grep -nE '[a-z]+://' requirements/cpu.txt requirements/browser.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) $(BROWSER_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

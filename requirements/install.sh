@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a virtual environment from the pinned list, with the project in it as an editable install.
-# Usage: requirements/install.sh PYTHON VENV       (normally through `make setup`)
+# Usage: requirements/install.sh PYTHON VENV [LIST]       (normally through `make setup`)
 #
 # Settings of pip and uv that say where packages come from (index, mirror, proxy, certificates,
 # cache) are kept. Those that say where they go, or that change which ones are taken, are not:
@@ -9,7 +9,7 @@ set -eu
 
 python=$1
 venv=$2
-list=requirements/cpu.txt
+list=${3:-requirements/cpu.txt}
 
 die() {
     echo "make setup: $1" >&2

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from omnicache_cli.errors import UsageError
+from omnicache_cli.report.html import as_html
 from omnicache_cli.report.json import as_json
 from omnicache_cli.report.model import Report
 from omnicache_cli.report.text import as_text
 
-Format = Literal["text", "json"]
+Format = Literal["text", "json", "html"]
 
 FORMATS: dict[Format, Callable[[Report], str]] = {
     "text": as_text,
     "json": as_json,
+    "html": as_html,
 }
 
-OTHER_FORMATS = {".csv", ".html", ".parquet", ".md", ".xml", ".yaml"}
+OTHER_FORMATS = {".csv", ".htm", ".parquet", ".md", ".xml", ".yaml"}
 """Suffixes that promise a format which no report is written in."""
 
 
@@ -32,7 +34,7 @@ def format_for(requested: Format | None, output: Path | None) -> Format:
     if suffix in OTHER_FORMATS:
         raise UsageError(
             f"{output} names a format that is not there; formats: {', '.join(names)}; "
-            "choose one with --format, or name a .txt or .json file"
+            "choose one with --format, or name a .txt, .json or .html file"
         )
     return next((name for name in names if suffix == f".{name}"), "text")
 

@@ -76,7 +76,7 @@ def _table(table: Table) -> list[str]:
     if not table.rows:
         return [*_wrapped_line(GAP.join(header)), "(none)"]
     rows = [[text_of(cell) for cell in row] for row in table.rows]
-    is_number = [_is_number_column(table, column) for column in range(len(header))]
+    is_number = [is_number_column(table, column) for column in range(len(header))]
     if table.one_line_rows:
         return _one_line_rows([header, *rows], is_number)
     widths = _column_widths(header, rows, is_number)
@@ -92,7 +92,7 @@ def _one_line_rows(rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> 
     return [line for row in rows for line in _row(row, widths, is_number, gap)]
 
 
-def _is_number_column(table: Table, column: int) -> bool:
+def is_number_column(table: Table, column: int) -> bool:
     cells = [row[column] for row in table.rows if row[column] is not None]
     return bool(cells) and all(
         isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells

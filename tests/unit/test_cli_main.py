@@ -194,7 +194,7 @@ def test_a_full_disk_behind_stdout_is_one_line_and_code_3(arguments: list[str]) 
     [
         ("omnicache tiny", 1, "tiny-model"),
         ("omnicache tiny-model --fo", 2, "--format\n--force"),
-        ("omnicache tiny-model --format ", 3, "text\njson"),
+        ("omnicache tiny-model --format ", 3, "text\njson\nhtml"),
         ("omnicache tiny-model im", 2, "image"),
     ],
 )

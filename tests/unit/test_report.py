@@ -14,7 +14,7 @@ from omnicache_cli.errors import UsageError
 from omnicache_cli.report.formats import FORMATS, Format, format_for, render
 from omnicache_cli.report.json import as_json
 from omnicache_cli.report.layout import display_width, escaped, wrapped
-from omnicache_cli.report.model import Cell, Facts, Lines, Report, Table
+from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.report.text import WIDTH, as_text
 
 STEPS = Table(
@@ -190,6 +190,8 @@ def test_json_refuses_what_it_cannot_say(result: dict[str, object]) -> None:
         (None, None, "text"),
         (None, Path("a.json"), "json"),
         (None, Path("a.JSON"), "json"),
+        (None, Path("a.html"), "html"),
+        (None, Path("a.HTML"), "html"),
         (None, Path("a.jpeg"), "text"),
         (None, Path("a.txt"), "text"),
         (None, Path("json"), "text"),
@@ -203,13 +205,13 @@ def test_the_file_name_picks_the_format_unless_asked(
     assert format_for(requested, output) == picked
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.HTML", "a.parquet", "a.md", "a.xml", "a.yaml"])
+@pytest.mark.parametrize("name", ["a.csv", "a.HTM", "a.parquet", "a.md", "a.xml", "a.yaml"])
 def test_a_file_name_of_a_format_that_is_not_there_is_refused_unless_asked(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         format_for(None, Path(name))
     assert str(caught.value) == (
-        f"{name} names a format that is not there; formats: text, json; choose one with --format, "
-        "or name a .txt or .json file"
+        f"{name} names a format that is not there; formats: text, json, html; choose one with "
+        "--format, or name a .txt, .json or .html file"
     )
     assert format_for("json", Path(name)) == "json"
 
@@ -217,4 +219,17 @@ def test_a_file_name_of_a_format_that_is_not_there_is_refused_unless_asked(name:
 def test_every_format_on_offer_can_be_rendered() -> None:
     report = Report("show", "T", {})
     assert set(get_args(Format)) == set(FORMATS)
-    assert {name: render(report, name, None)[0] for name in FORMATS} == {"text": "T", "json": "{"}
+    assert {name: render(report, name, None)[0] for name in FORMATS} == {
+        "text": "T",
+        "json": "{",
+        "html": "<",
+    }
+
+
+def test_every_kind_of_section_can_be_written_in_every_format() -> None:
+    sections = {Table: STEPS, Facts: Facts("F", {"a": 1}), Lines: Lines("L", ["b"])}
+    assert set(get_args(Section)) == set(sections)
+    for section in sections.values():
+        report = Report("show", "T", {}, (section,))
+        for name in FORMATS:
+            assert render(report, name, None)

@@ -1103,14 +1103,28 @@ def test_a_file_is_written_and_not_overwritten(show: Show, rounds: Path) -> None
     assert show(rounds, "-o", "s.json", "--force", "-q").code == 0
 
 
+def test_a_page_is_a_file_like_every_other(show: Show, rounds: Path) -> None:
+    assert show(rounds, "--summary", "-o", "s.html") == Ran(
+        0, "", "wrote s.html\nnext: omnicache show run --check\n"
+    )
+    page = Path("s.html").read_text(encoding="ascii")
+    assert page.startswith("<!DOCTYPE html>\n")
+    assert Path("s.html").stat().st_mode & 0o777 == 0o600
+    assert show(rounds, "-o", "s.html") == Ran(
+        3, "", "omnicache: s.html exists; pass --force to replace it\n"
+    )
+    assert Path("s.html").read_text(encoding="ascii") == page
+    assert show(rounds, "--summary", "--format", "html", "-q") == Ran(0, page, "")
+
+
 def test_a_file_of_another_format_is_refused_unless_the_format_is_named(
     show: Show, rounds: Path
 ) -> None:
     assert show(rounds, "-o", "s.csv") == Ran(
         2,
         "",
-        "omnicache: s.csv names a format that is not there; formats: text, json; choose one with "
-        "--format, or name a .txt or .json file\n",
+        "omnicache: s.csv names a format that is not there; formats: text, json, html; choose one "
+        "with --format, or name a .txt, .json or .html file\n",
     )
     assert not Path("s.csv").exists()
     assert show(rounds, "-o", "s.csv", "--format", "text", "-q").code == 0
