@@ -2,7 +2,8 @@
 
 Tensor-parallel ranks of one pipeline stage must see the same batch. The first writes it in full,
 the others write this digest: equal digests, equal batches. It covers the vectors themselves, not
-how a record encodes them, so it does not matter what either rank had written before.
+how a record encodes them, so it does not matter what either rank had written before. What is
+copied from a device comes too late for a digest and is left out.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 
+from omnicache_cli.trace.records import COPIED
 from omnicache_cli.trace.steps import ForwardView
 
 DIGEST_BYTES = 8
@@ -47,16 +49,16 @@ class BatchDigest:
 def digest_of(view: ForwardView) -> str:
     """The digest of a forward pass that was recorded in full."""
     digest = BatchDigest(view.request_ids)
-    on_device = "slot_mapping" in view.worker.read_from  # a digest cannot wait for the copy
+    copied = [name for name, source in view.worker.read_from.items() if source == COPIED]
     for group in view.groups:
         digest.add_numbers((group.num_actual_tokens, group.max_query_len, group.max_seq_len))
-        table = group.block_table
+        table = None if "block_table" in copied else group.block_table
         vectors = (
             group.query_start_loc,
             group.seq_lens,
-            None if on_device else group.slot_mapping,
-            [len(row) for row in table],
-            [block for row in table for block in row],
+            None if "slot_mapping" in copied else group.slot_mapping,
+            None if table is None else [len(row) for row in table],
+            None if table is None else [block for row in table for block in row],
         )
         for vector in vectors:
             digest.add_vector(None if vector is None else _raw(vector))

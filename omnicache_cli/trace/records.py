@@ -40,6 +40,9 @@ NO_REQUEST = -1
 MISSING_HOOK = "missing "
 """Begins the name, among `End.probe_errors`, of a method that this vLLM does not have."""
 
+COPIED = "copied from the device beside the step, read at the next one"
+"""In `WorkerSource.read_from`: of the vectors that have no copy on the CPU. Not always read."""
+
 MAX_VECTOR_LENGTH = 1 << 22
 """Longest vector that runs may expand to: a damaged length must not eat the reader's memory."""
 
@@ -314,9 +317,8 @@ class GroupForward(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: list[int] | None = None  # the same, one by one: in decode steps runs would be longer
     num_slot_padding: Tokens = 0  # trailing -1 entries of slot_mapping
     table_shape: tuple[int, int] | None = None  # shape of the live block_table tensor
-    block_table: list[
-        tuple[Rows, Tokens, Runs]
-    ] = []  # rows that changed: (row, first column, ids to its end)
+    block_table: list[tuple[Rows, Tokens, Runs]] | None = []
+    # rows that changed: (row, first column, ids to its end); None: the table was not read
     causal: bool | None = None
     use_cascade: bool | None = None
     common_prefix_len: Tokens | None = None

@@ -64,13 +64,13 @@ class GroupView:
     """Attention metadata of one KV cache group in one forward pass, rebuilt in full.
 
     `block_table` has one list per row with the used columns only: what stands behind them is
-    left over from earlier requests and no kernel reads it.
+    left over from earlier requests and no kernel reads it. None: not read in this step.
     """
 
     group: int
     record: GroupForward
     base: GroupForward  # of group 0, for the vectors that all groups share
-    block_table: tuple[list[int], ...]  # (num_reqs, used columns)
+    block_table: tuple[list[int], ...] | None  # (num_reqs, used columns)
 
     @property
     def num_actual_tokens(self) -> int | None:
@@ -312,15 +312,19 @@ class WorkerState:
         for number, group in enumerate(record.groups):
             if number == len(self._tables):
                 self._tables.append([])
-            table = _updated(self._tables[number], group, record)
-            self._tables[number] = table
-            views.append(GroupView(number, group, record.groups[0], tuple(table)))
+            table = None
+            if group.block_table is not None:
+                self._tables[number] = _updated(self._tables[number], group.block_table, record)
+                table = tuple(self._tables[number])
+            views.append(GroupView(number, group, record.groups[0], table))
         return ForwardView(self.source, record, ids, views)
 
 
-def _updated(table: list[list[int]], group: GroupForward, record: ForwardStep) -> list[list[int]]:
+def _updated(
+    table: list[list[int]], changes: list[tuple[int, int, Runs]], record: ForwardStep
+) -> list[list[int]]:
     table = table[: record.num_reqs] + [[] for _ in range(record.num_reqs - len(table))]
-    for row, first, runs in group.block_table:
+    for row, first, runs in changes:
         if not 0 <= row < len(table) or not 0 <= first <= len(table[row]):
             raise BadTraceError(
                 f"the forward pass of step {record.step} changes block table row {row} from column "

@@ -523,6 +523,19 @@ def test_1_a_slot_mapping_that_was_not_read_is_not_checked(tmp_path: Path) -> No
     assert checker.coverage[6].unchecked == {"slot mapping not read": 2}
 
 
+def test_1_and_3_are_not_checked_where_the_block_table_was_not_read(tmp_path: Path) -> None:
+    recording = two_rounds()
+    recording.change_group(0, block_table=None)
+
+    checker, found = checked(recording, tmp_path)
+
+    assert found == []
+    for number in (1, 3, 12):
+        assert checker.coverage[number].unchecked == {"block table not read": 1}
+        assert checker.coverage[number].checked == 4
+    assert (checker.coverage[2].checked, checker.coverage[6].checked) == (5, 2)
+
+
 def test_1_a_group_that_only_the_runner_has_is_not_checked(tmp_path: Path) -> None:
     recording = Recording([cache_group(), cache_group()])
     number = recording.arrive("a", 20)

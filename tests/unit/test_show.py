@@ -69,6 +69,25 @@ def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_a_block_table_that_was_not_read_says_so_everywhere(show: Show, tmp_path: Path) -> None:
+    recording = two_rounds()
+    recording.change_group(0, block_table=None)
+    run = recording.write(tmp_path / "run")
+    write_manifest(run)
+
+    assert "block_table        not read" in show(run, "--step", 0, "--quiet").lines
+    (forward,) = show(run, "--step", 0, "--format", "json").json["forwards"]
+    assert forward["groups"][0]["block_table"] is None
+    first = next(line for line in show(run, "--rounds").lines if "first, step 0" in line)
+    assert first.endswith("not read")
+    shares = [
+        one["first_forward"]["groups"][0]
+        for one in show(run, "--rounds", "--format", "json").json["rounds"]
+    ]
+    assert [one["block_table"] for one in shares] == [None, [1, 2, 4]]
+    assert [one["new_blocks"] for one in shares] == [None, [4]]
+
+
 def busy() -> Recording:
     """Two requests in a batch, an eviction, a preemption, a resumption, a reset."""
     recording = Recording([cache_group(block_size=4)], num_blocks=8)

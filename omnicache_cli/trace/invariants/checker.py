@@ -207,7 +207,8 @@ class InvariantChecker:
     ) -> None:
         """The block table against the scheduler's, and against what is said to be common."""
         spec = step.group_spec(group.group)
-        if spec is NOT_CACHED or not group.block_table:
+        table = group.block_table
+        if spec is NOT_CACHED or table == ():
             return
         rank, number = view.worker.rank, group.group
         kernel = _kernel_block_size(view, group, spec)
@@ -215,11 +216,14 @@ class InvariantChecker:
         known = [(row, one) for row, one in rows if one.request.num_admissions]
         if len(known) < len(rows):
             self.coverage[12].unchecked[why.LOST] += len(rows) - len(known)
-        self.coverage[12].checked += len(known)
-        compared = state.tables[rank, number]
-        for row, what, expected, found in compared.wrong(group, spec, kernel, known):
-            where = {"rank": rank, "group": number, "row": row}
-            self._add(12, step, what, expected, found, request=names[row][0], **where)
+        if table is None:
+            self.coverage[12].unchecked[why.TABLE_NOT_READ] += len(known)
+        else:
+            self.coverage[12].checked += len(known)
+            compared = state.tables[rank, number]
+            for row, what, expected, found in compared.wrong(number, table, spec, kernel, known):
+                where = {"rank": rank, "group": number, "row": row}
+                self._add(12, step, what, expected, found, request=names[row][0], **where)
         common = step.record.num_common_prefix_blocks
         claims = []
         if number < len(common) and common[number]:
@@ -227,6 +231,10 @@ class InvariantChecker:
             claims.append((blocks, "num_common_prefix_blocks"))
         if group.record.use_cascade and group.record.common_prefix_len:
             claims.append((group.record.common_prefix_len // kernel, "cascade attention"))
+        if table is None:
+            if claims:
+                self.coverage[5].unchecked[why.TABLE_NOT_READ] += 1
+            return
         self.coverage[5].checked += bool(claims)
         for blocks, source in claims:
             for which, what, expected, found in tables.wrong_cascade(group, blocks, source):
@@ -258,16 +266,22 @@ class InvariantChecker:
         parts = split_by_row(runs, rows)
         where = {"rank": view.worker.rank, "group": group.group}
         kernel = _kernel_block_size(view, group, spec)
-        self.coverage[1].checked += len(rows)
-        for row, what, expected, found in slots.wrong_slots(rows, parts, group.block_table, kernel):
-            self._add_row(1, step, row, what, expected, found, where)
+        table = group.block_table
+        if table is None:
+            self.coverage[1].unchecked[why.TABLE_NOT_READ] += len(rows)
+            self.coverage[3].unchecked[why.TABLE_NOT_READ] += len(rows)
+        else:
+            self.coverage[1].checked += len(rows)
+            for row, what, expected, found in slots.wrong_slots(rows, parts, table, kernel):
+                self._add_row(1, step, row, what, expected, found, where)
         self.coverage[2].checked += 1
         num_real = _num_real_tokens(view, group)
         for owner, what, expected, found in slots.wrong_padding(
             rows, runs, group.record.num_slot_padding, num_real, spec.block_size
         ):
             self._add_row(2, step, owner, what, expected, found, where)
-        self._check_owners(step, group, spec, rows, parts, state, where, kernel)
+        if table is not None:
+            self._check_owners(step, group, table, spec, rows, parts, state, where, kernel)
         for row, part in zip(rows, parts, strict=True):
             if row.scheduled is not None and not view.record.restated:
                 mine = writes.setdefault(row.scheduled.request.number, [])
@@ -277,6 +291,7 @@ class InvariantChecker:
         self,
         step: Step,
         group: GroupView,
+        table: Sequence[list[int]],
         spec: CacheGroup,
         rows: Sequence[Row],
         parts: Sequence[SlotRuns],
@@ -286,13 +301,13 @@ class InvariantChecker:
     ) -> None:
         self.coverage[3].checked += len(rows)
         workers = state.workers[where["rank"], group.group]
-        workers.update(group.block_table)
+        workers.update(table)
         for row, what, expected, found in owners.overlaps(rows, parts):
             self._add_row(3, step, row, what, expected, found, where)
         for row, what, expected, found in owners.foreign_writes(
             rows,
             parts,
-            view=group,
+            table=table,
             group=spec,
             kernel_block_size=kernel,
             workers=workers,

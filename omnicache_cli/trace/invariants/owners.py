@@ -17,7 +17,7 @@ from omnicache_cli.trace.records import (
     Preempted,
     from_runs,
 )
-from omnicache_cli.trace.steps import GroupView, Step
+from omnicache_cli.trace.steps import Step
 
 Finding = tuple[Row, str, str, str]
 """Row, what, expected, found."""
@@ -148,7 +148,7 @@ def foreign_writes(
     rows: Sequence[Row],
     parts: Sequence[SlotRuns],
     *,
-    view: GroupView,
+    table: Sequence[list[int]],
     group: CacheGroup,
     kernel_block_size: int,
     workers: WorkerOwners,
@@ -170,7 +170,7 @@ def foreign_writes(
                 if (
                     pool_block
                     and not _hits(other, hits.get(pool_block))
-                    and _in_use(view, other, block, group, kernel_block_size)
+                    and _in_use(table, other, block, group, kernel_block_size)
                 ):
                     name = "?" if other is None else other.name
                     found.setdefault(pool_block, []).append(f"row {number} ({name})")
@@ -210,7 +210,11 @@ def hits_of(step: Step) -> dict[int, set[int]]:
 
 
 def _in_use(
-    view: GroupView, other: Row | None, block: int, group: CacheGroup, kernel_block_size: int
+    table: Sequence[list[int]],
+    other: Row | None,
+    block: int,
+    group: CacheGroup,
+    kernel_block_size: int,
 ) -> bool:
     """Does the other row still read this block? A window leaves old ids in the worker's table."""
     if group.spec.startswith("ChunkedLocal"):
@@ -218,4 +222,4 @@ def _in_use(
     if group.sliding_window is None or other is None:
         return True
     first = max(0, other.first_position - group.sliding_window + 1) // kernel_block_size
-    return block in view.block_table[other.number][first:]
+    return block in table[other.number][first:]

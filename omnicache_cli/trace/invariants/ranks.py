@@ -50,9 +50,11 @@ def _in_group(mine: GroupView, theirs: GroupView) -> Iterator[Finding]:
         index = _first_difference(one, other)
         if index is not None:
             yield group, None, f"{name}[{index}]", _entry(one, index), _entry(other, index)
-    for row in range(max(len(mine.block_table), len(theirs.block_table))):
-        tables = [one.block_table[row : row + 1] for one in (mine, theirs)]
-        mine_row, their_row = (one[0] if one else [] for one in tables)
+    table, their_table = mine.block_table, theirs.block_table
+    no_row: list[int] = []
+    if table is None or their_table is None:
+        return
+    for row, (mine_row, their_row) in enumerate(zip_longest(table, their_table, fillvalue=no_row)):
         index = _first_difference(mine_row, their_row)
         if index is not None:
             what = f"block_table[{row}][{index}]"

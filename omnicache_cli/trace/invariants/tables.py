@@ -47,19 +47,20 @@ class ComparedTables:
 
     def wrong(
         self,
-        group: GroupView,
+        number: int,
+        table: Sequence[list[int]],
         spec: CacheGroup,
         kernel_block_size: int,
         rows: Sequence[tuple[int, ScheduledRequest]],
     ) -> Iterator[Finding]:
-        """`rows`: row and request of the batch, those whose scheduler's table is known."""
+        """`number`: of the group; `rows`: row and request, where the scheduler's table is known."""
         ratio = spec.block_size // kernel_block_size
         known: dict[int, tuple[list[int], int]] = {}
         for row, one in rows:
-            if row >= len(group.block_table) or group.group >= len(one.request.block_ids):
+            if row >= len(table) or number >= len(one.request.block_ids):
                 continue
-            blocks = one.request.block_ids[group.group]
-            found = group.block_table[row]
+            blocks = one.request.block_ids[number]
+            found = table[row]
             before = self._known.get(one.request.number)
             known[one.request.number] = (found, len(blocks))
             if before is not None and before[0] is found and before[1] == len(blocks):

@@ -43,6 +43,7 @@ UNITS = {
 """What is counted as checked."""
 
 NOT_READ = "slot mapping not read"
+TABLE_NOT_READ = "block table not read"
 NO_SLOTS = "group maps no slots"
 NO_WORKER = "no worker record"
 LOST = "records were lost before"

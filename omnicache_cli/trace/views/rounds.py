@@ -26,9 +26,17 @@ class GroupShare:
 
     seq_len: int | None
     slots: list[int] | None  # padding included where the request's row is the last one
-    block_ids: list[int]
+    block_ids: list[int] | None  # None: not read
     num_hit_blocks: int  # leading blocks that the request found in the cache
     maps_slots: bool
+
+    @property
+    def reused_blocks(self) -> list[int] | None:
+        return None if self.block_ids is None else self.block_ids[: self.num_hit_blocks]
+
+    @property
+    def new_blocks(self) -> list[int] | None:
+        return None if self.block_ids is None else self.block_ids[self.num_hit_blocks :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +147,26 @@ def _pass(step: Step, one: ScheduledRequest, hit_tokens: int) -> Pass | None:
             spec = step.group_spec(group.group)
             sizes = view.worker.kernel_block_sizes
             size = sizes[group.group] if group.group < len(sizes) else spec.block_size
-            shares.append(_share(group, row, hit_tokens // size, spec.maps_slots))
+            num_hit_blocks = hit_tokens // size
+            shares.append(_share(group, row, view.record.num_reqs, num_hit_blocks, spec.maps_slots))
         total = view.groups[0].num_actual_tokens
         return Pass(step.number, total, view.record.num_reqs, one.num_scheduled_tokens, shares)
     return None
 
 
-def _share(group: GroupView, row: int, num_hit_blocks: int, maps_slots: bool) -> GroupShare:
+def _share(
+    group: GroupView, row: int, num_reqs: int, num_hit_blocks: int, maps_slots: bool
+) -> GroupShare:
     lens, starts, slots = group.seq_lens, group.query_start_loc, group.slot_mapping
     mine = None
     if slots is not None and starts is not None and row + 1 < len(starts):
-        is_last = row + 1 == len(group.block_table)
+        is_last = row + 1 == num_reqs
         mine = slots[starts[row] : None if is_last else starts[row + 1]]
+    table = group.block_table
     return GroupShare(
         lens[row] if lens is not None and row < len(lens) else None,
         mine,
-        list(group.block_table[row]) if row < len(group.block_table) else [],
+        None if table is None else list(table[row]) if row < len(table) else [],
         num_hit_blocks,
         maps_slots,
     )
@@ -215,7 +227,9 @@ def _slots_text(share: GroupShare) -> str:
 
 
 def _marked_blocks(share: GroupShare) -> str:
-    reused, own = share.block_ids[: share.num_hit_blocks], share.block_ids[share.num_hit_blocks :]
+    reused, own = share.reused_blocks, share.new_blocks
+    if own is None:
+        return "not read"
     if not reused:
         return runs_text(own, most=TEXT_RUNS)
     text = f"{runs_text(reused, most=TEXT_RUNS)} reused"
@@ -241,7 +255,7 @@ def _notes(one: Round) -> list[str]:
             f"round {one.round_number + 1}: the prompt took {one.num_prefill_steps} steps, "
             "the first is shown"
         )
-    if one.first is not None and any(0 in share.block_ids for share in one.first.groups):
+    if one.first is not None and any(0 in (share.block_ids or ()) for share in one.first.groups):
         notes.append(
             f"round {one.round_number + 1}: block 0 is the null block: what stood there is not "
             "needed any more (behind a sliding window, or before a state)"
@@ -257,8 +271,8 @@ def _same_blocks(before: Pass | None, later: Round) -> list[str]:
         return []
     lines = []
     for old, new in zip(before.groups, later.first.groups, strict=False):
-        own = new.block_ids[new.num_hit_blocks :]
-        again = [block for block in own if block in set(old.block_ids)]
+        known = set(old.block_ids or ())
+        again = [block for block in new.new_blocks or () if block in known]
         if again:
             verb = "was" if len(again) == 1 else "were"
             lines.append(
@@ -296,8 +310,8 @@ def _pass_data(one: Pass | None) -> dict[str, Any] | None:
                 "seq_len": share.seq_len,
                 "slot_mapping": share.slots,
                 "block_table": share.block_ids,
-                "reused_blocks": share.block_ids[: share.num_hit_blocks],
-                "new_blocks": share.block_ids[share.num_hit_blocks :],
+                "reused_blocks": share.reused_blocks,
+                "new_blocks": share.new_blocks,
             }
             for number, share in enumerate(one.groups)
         ],

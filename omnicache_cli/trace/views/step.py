@@ -167,7 +167,9 @@ def _group_facts(step: Step, view: ForwardView, group: GroupView) -> Facts:
         else "the group maps no tokens to slots",
     }
     requests = _row_requests(step, view)
-    for row, table in enumerate(group.block_table):
+    if group.block_table is None:
+        items["block_table"] = "not read"
+    for row, table in enumerate(group.block_table or ()):
         request = requests[row] if row < len(requests) else None
         label = "" if request is None else f" #{request.number}"
         items[f"block_table[{row}]{label}"] = runs_text(table)
@@ -248,7 +250,7 @@ def _forward_data(step: Step, view: ForwardView) -> dict[str, Any]:
                 "max_seq_len": group.max_seq_len,
                 "seq_lens": group.seq_lens,
                 "slot_mapping": group.slot_mapping,
-                "block_table": list(group.block_table),
+                "block_table": None if group.block_table is None else list(group.block_table),
                 "block_table_shape": group.record.table_shape,
                 "causal": group.record.causal,
                 "use_cascade": group.record.use_cascade,
