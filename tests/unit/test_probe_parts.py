@@ -97,6 +97,31 @@ def test_an_unchanged_table_tells_nothing() -> None:
     assert mirror.changes(table, used) == []
 
 
+def test_a_table_may_get_wider_and_only_the_new_columns_are_told() -> None:
+    mirror = TableMirror()
+    assert mirror.changes(np.array([[1, 2]]), np.array([2])) == [(0, 0, [1, 2])]
+    assert mirror.changes(np.array([[1, 2, 7, 8]]), np.array([3])) == [(0, 2, [7, 1])]
+    assert mirror.changes(np.array([[1, 2, 7]]), np.array([3])) == []
+    assert mirror.changes(np.array([[1, 5], [6, 0]]), np.array([2, 1])) == [
+        (0, 1, [5, 1]),
+        (1, 0, [6, 1]),
+    ]
+
+
+def test_a_step_whose_table_was_not_read_says_so_and_changes_nothing_for_the_next() -> None:
+    mirror, state = TableMirror(), WorkerState(WORKER)
+    first = mirror.changes(np.array([[1, 2], [3, 0]]), np.array([2, 1]))
+    last = mirror.changes(np.array([[1, 2], [3, 4]]), np.array([2, 2]))
+    seen = []
+    for number, (rows, changes) in enumerate([([0, 1], first), ([0], None), ([0, 1], last)]):
+        group = GroupForward(1, 1, 1, block_table=changes)
+        names = [(0, "a"), (1, "b")]
+        record = ForwardStep(1, number, 0, 0, 0, 0, len(rows), [group], names, rows)
+        seen.append(state.step(record).groups[0].block_table)
+    assert last == [(1, 1, [4, 1])]
+    assert seen == [([1, 2], [3]), None, ([1, 2], [3, 4])]
+
+
 def test_a_large_table_is_compared_a_part_at_a_time_and_nothing_stays_unseen() -> None:
     rows, width = 64, FULL_COMPARE_CELLS // 16
     mirror = TableMirror()
@@ -119,6 +144,7 @@ def live(**changes: Any) -> LiveGroup:
         "seq_lens": np.array([20, 4], dtype=np.int32),
         "slot_mapping": np.array([34, 35, 51], dtype=np.int64),
         "device_slot_mapping": None,
+        "device_block_table": None,
         "block_table": np.array([[1, 2, 9], [3, 9, 9]], dtype=np.int32),
         "num_blocks": np.array([2, 1], dtype=np.int32),
         "table_shape": (2, 3),
@@ -200,6 +226,9 @@ class FakeBuffer:
     def __getitem__(self, part: slice) -> "FakeBuffer":
         return FakeBuffer(self.values[part])
 
+    def view(self, shape: tuple[int, ...]) -> "FakeBuffer":
+        return FakeBuffer(self.values.reshape(shape))
+
     def copy_(self, other: Any, non_blocking: bool) -> None:
         assert non_blocking
         self.values[:] = other
@@ -212,22 +241,25 @@ def test_a_copy_from_a_device_is_read_once_and_only_when_it_has_arrived() -> Non
     torch = FakeTorch()
     copy = PinnedCopy(torch, 8, np.int64)
     assert copy.take() is None
-    assert copy.start([5, 6, -1])
+    assert copy.start(np.array([5, 6, -1]))
     torch.done = True
     assert copy.take().tolist() == [5, 6, -1]
     assert copy.take() is None
-    assert not copy.start(list(range(9)))  # longer than any batch of this engine
+    assert copy.start(np.array([[1, 2], [3, 4]]))
+    torch.done = True
+    assert copy.take().tolist() == [[1, 2], [3, 4]]
+    assert not copy.start(np.arange(9))  # longer than any batch of this engine
     assert copy.take() is None
 
 
 def test_a_step_never_gets_the_slots_of_the_step_before() -> None:
     torch = FakeTorch()
     copy = PinnedCopy(torch, 8, np.int64)
-    assert copy.start([5, 6, -1])
+    assert copy.start(np.array([5, 6, -1]))
     assert copy.take() is None  # on its way: given up, not waited for
-    assert not copy.start([1])  # and its buffer is not written over
+    assert not copy.start(np.array([1]))  # and its buffer is not written over
     torch.done = True
     assert copy.take() is None
-    assert copy.start([2])
+    assert copy.start(np.array([2]))
     torch.done = True
     assert copy.take().tolist() == [2]

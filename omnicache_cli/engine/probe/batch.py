@@ -10,8 +10,13 @@ import numpy as np
 from omnicache_cli.engine.adapter import plain
 from omnicache_cli.engine.probe.device import PinnedCopy
 from omnicache_cli.engine.probe.live import LiveGroup
-from omnicache_cli.engine.probe.vectors import TableMirror, encode_slots, starts_of
-from omnicache_cli.trace.records import GroupForward
+from omnicache_cli.engine.probe.vectors import (
+    FULL_COMPARE_CELLS,
+    TableMirror,
+    encode_slots,
+    starts_of,
+)
+from omnicache_cli.trace.records import GroupForward, Runs
 
 
 class BatchEncoder:
@@ -45,6 +50,12 @@ class BatchEncoder:
             "rows": rows,
         }
 
+    def table_changes(
+        self, number: int, table: np.ndarray, used: np.ndarray, *, reordered: bool
+    ) -> list[tuple[int, int, Runs]]:
+        """What a reader does not know yet of the block table of group `number`."""
+        return self._tables[number].changes(table, used, reordered=reordered)
+
     def _group_fields(
         self, number: int, group: LiveGroup, first: LiveGroup, *, reordered: bool
     ) -> dict[str, Any]:
@@ -55,12 +66,16 @@ class BatchEncoder:
             "max_query_len": group.max_query_len,
             "max_seq_len": group.max_seq_len,
             "query_start_loc": None
-            if shared and _same(starts, first.query_start_loc)
+            if starts is None or (shared and _same(starts, first.query_start_loc))
             else starts_of(starts),
-            "seq_lens": None if shared and _same(lens, first.seq_lens) else lens.tolist(),
+            "seq_lens": None
+            if lens is None or (shared and _same(lens, first.seq_lens))
+            else lens.tolist(),
             "table_shape": group.table_shape,
-            "block_table": self._tables[number].changes(
-                group.block_table, group.num_blocks, reordered=reordered
+            "block_table": None
+            if group.block_table is None
+            else self.table_changes(
+                number, group.block_table, group.num_blocks, reordered=reordered
             ),
             "causal": group.causal,
             "use_cascade": group.use_cascade,
@@ -82,39 +97,64 @@ class BatchEncoder:
         return names, new
 
 
-class SlotCopies:
-    """Slot mappings that are on a device, on their way to the records of their step."""
+class DeviceCopies:
+    """Slot mappings and block tables that are on a device, on their way to their step's record.
+
+    Of a block table the used columns of the batch, up to FULL_COMPARE_CELLS cells (1 MiB); a
+    larger one is not read.
+    """
 
     def __init__(self, max_num_tokens: int) -> None:
         self._max_num_tokens = max_num_tokens
-        self._copies: dict[int, PinnedCopy] = {}  # per group
+        self._slots: dict[int, PinnedCopy] = {}  # per group
+        self._tables: dict[int, PinnedCopy] = {}
+        self._used: dict[int, np.ndarray] = {}  # columns of each row of the table on its way
 
     def __bool__(self) -> bool:
-        return bool(self._copies)
+        return bool(self._slots or self._tables)
 
     def start(self, live: list[LiveGroup]) -> None:
         for number, group in enumerate(live):
-            tensor = group.device_slot_mapping
-            if tensor is None:
-                continue
-            if number not in self._copies:
-                import torch
+            if group.device_slot_mapping is not None:
+                slots = group.device_slot_mapping
+                _copy_of(self._slots, number, slots, self._max_num_tokens).start(slots)
+            if group.device_block_table is not None:
+                used = group.num_blocks
+                table = group.device_block_table[: len(used), : int(used.max(initial=0))]
+                _copy_of(self._tables, number, table, FULL_COMPARE_CELLS).start(table)
+                self._used[number] = used.copy()
 
-                self._copies[number] = PinnedCopy(torch, self._max_num_tokens, tensor.dtype)
-            self._copies[number].start(tensor)
+    def take(self, fields: dict[str, Any], encoder: BatchEncoder) -> None:
+        """Into the fields of the step what has arrived; the rest stays unread.
 
-    def take(self, groups: list[dict[str, Any]]) -> None:
-        """Into the fields of each group whose copy has arrived."""
-        for number, copy in self._copies.items():
+        `fields` and `encoder`: as `BatchEncoder.fields` gave them for the step of the last
+        `start`, with no other step in between.
+        """
+        groups = fields["groups"]
+        for number, copy in self._slots.items():
             slots = copy.take()
             if slots is not None and number < len(groups):
-                fields = groups[number]
-                fields |= encode_slots(slots, one_each=fields["max_query_len"] == 1)
+                group = groups[number]
+                group |= encode_slots(slots, one_each=group["max_query_len"] == 1)
+        for number, copy in self._tables.items():
+            table = copy.take()
+            if table is not None and number < len(groups):
+                groups[number]["block_table"] = encoder.table_changes(
+                    number, table, self._used[number], reordered=fields["rows"] is not None
+                )
 
 
 def group_records(groups: list[dict[str, Any]]) -> list[GroupForward]:
     return [GroupForward(**fields) for fields in groups]
 
 
-def _same(values: np.ndarray, base: np.ndarray) -> bool:
-    return values is base or np.array_equal(values, base)
+def _copy_of(copies: dict[int, PinnedCopy], number: int, tensor: Any, capacity: int) -> PinnedCopy:
+    if number not in copies:
+        import torch
+
+        copies[number] = PinnedCopy(torch, capacity, tensor.dtype)
+    return copies[number]
+
+
+def _same(values: np.ndarray, base: np.ndarray | None) -> bool:
+    return values is base or (base is not None and np.array_equal(values, base))

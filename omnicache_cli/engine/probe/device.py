@@ -5,30 +5,32 @@ the event has passed, at the earliest in the next step. A copy that is not there
 up: the record says that the tensor was not read.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 
 
 class PinnedCopy:
-    """One tensor's copies, step after step, in one pinned buffer."""
+    """One tensor's copies, step after step, in one pinned buffer of `capacity` entries."""
 
     def __init__(self, torch: Any, capacity: int, dtype: Any) -> None:
         self._buffer = torch.empty(capacity, dtype=dtype, pin_memory=True)
         self._event = torch.cuda.Event()
-        self._length = 0
+        self._shape: tuple[int, ...] = ()
         self._in_flight = False
         self._wanted = False  # the copy in flight is that of the step that will take it
 
     def start(self, tensor: Any) -> bool:
-        """Begin to copy; False: the copy before is still on its way, or the tensor is too long."""
-        length = len(tensor)
+        """Begin to copy; False: the copy before is still on its way, or the tensor is too large."""
+        shape = tuple(tensor.shape)
+        size = math.prod(shape)
         self._wanted = False
-        if length > len(self._buffer) or (self._in_flight and not self._event.query()):
+        if size > len(self._buffer) or (self._in_flight and not self._event.query()):
             return False
-        self._buffer[:length].copy_(tensor, non_blocking=True)
+        self._buffer[:size].view(shape).copy_(tensor, non_blocking=True)
         self._event.record()
-        self._length = length
+        self._shape = shape
         self._in_flight = self._wanted = True
         return True
 
@@ -38,5 +40,6 @@ class PinnedCopy:
         if not wanted or not self._event.query():
             return None
         self._in_flight = False
-        values: np.ndarray = self._buffer[: self._length].numpy().copy()
+        flat = self._buffer[: math.prod(self._shape)].numpy()
+        values: np.ndarray = flat.copy().reshape(self._shape)
         return values

@@ -12,6 +12,7 @@ from typing import Any
 
 from omnicache_cli.engine.adapter import group_hit_tokens
 from omnicache_cli.engine.probe import recorder as recording
+from omnicache_cli.engine.probe.live import read_batch
 from omnicache_cli.engine.probe.runner import RunnerProbe
 from omnicache_cli.engine.probe.scheduler import SchedulerProbe
 
@@ -379,7 +380,8 @@ def model_forward(original: Method) -> Method:
         with guarded(probe.recorder, "GPUModelRunner._model_forward"):
             from vllm.forward_context import get_forward_context
 
-            probe.forward(get_forward_context(), time.perf_counter_ns())
+            now = time.perf_counter_ns()
+            probe.forward(read_batch(self, get_forward_context()), now)
         started = time.perf_counter_ns()
         try:
             output = original(self, *args, **kwargs)

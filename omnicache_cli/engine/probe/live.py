@@ -1,7 +1,8 @@
 """Reads the live attention metadata of a forward pass into numpy, group by group.
 
 On a CPU the vectors are views of vLLM's own tensors. On a device only what has a copy on the CPU
-is read at once; the slot mapping has none and is copied on the side (see `device`).
+is read at once; the slot mapping has none and is copied on the side (see `device`). This module
+knows vLLM's GPUModelRunner that is called V1; `live_v2` knows Model Runner V2.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from omnicache_cli.trace.digest import BatchDigest
-from omnicache_cli.trace.records import WorkerSource
+from omnicache_cli.trace.records import COPIED, BatchDescriptor, WorkerSource
 
 
 @dataclass(slots=True)
@@ -21,11 +22,12 @@ class LiveGroup:
     num_actual_tokens: int | None
     max_query_len: int | None
     max_seq_len: int | None
-    query_start_loc: np.ndarray  # (num_reqs + 1,)
-    seq_lens: np.ndarray  # (num_reqs,)
+    query_start_loc: np.ndarray | None  # (num_reqs + 1,); None: the CPU does not know it
+    seq_lens: np.ndarray | None  # (num_reqs,); None: the CPU does not know them
     slot_mapping: np.ndarray | None  # (num_tokens,); None: on a device, or no slots are mapped
     device_slot_mapping: Any  # the tensor, where it is on a device
-    block_table: np.ndarray  # (at least num_reqs, columns)
+    block_table: np.ndarray | None  # (at least num_reqs, columns); None: on a device
+    device_block_table: Any  # the tensor, where it is on a device without a copy on the CPU
     num_blocks: np.ndarray  # (num_reqs,), used columns of each row
     table_shape: tuple[int, int] | None
     causal: bool | None
@@ -35,16 +37,45 @@ class LiveGroup:
     def copied(self) -> "LiveGroup":
         """The same, to be kept: vLLM writes its vectors anew in every step."""
         width = int(self.num_blocks.max(initial=0))
-        slots = self.slot_mapping
+        table = self.block_table
         return replace(
             self,
-            query_start_loc=self.query_start_loc.copy(),
-            seq_lens=self.seq_lens.copy(),
-            slot_mapping=None if slots is None else slots.copy(),
+            query_start_loc=_copy(self.query_start_loc),
+            seq_lens=_copy(self.seq_lens),
+            slot_mapping=_copy(self.slot_mapping),
             device_slot_mapping=None,
-            block_table=self.block_table[: len(self.num_blocks), :width].copy(),
+            block_table=_copy(None if table is None else table[: len(self.num_blocks), :width]),
+            device_block_table=None,
             num_blocks=self.num_blocks.copy(),
         )
+
+
+@dataclass(slots=True)
+class LiveBatch:
+    """One batch as the model is about to run it."""
+
+    request_ids: list[str]  # per row
+    groups: list[LiveGroup]  # empty where vLLM splits the batch into microbatches
+    metadata: dict[str, Any]  # layer -> its attention metadata, as far as there is any
+    descriptor: BatchDescriptor | None
+    cudagraph_mode: str
+    num_ubatches: int  # 0: not split
+    shared_buffers: list[tuple[str, int, int]]  # vectors in the same memory, and their groups
+
+
+def read_batch(runner: Any, context: Any) -> LiveBatch:
+    """`context` is vLLM's ForwardContext, in which the model is about to be called."""
+    batch = runner.input_batch
+    microbatched = isinstance(context.attn_metadata, list)
+    return LiveBatch(
+        request_ids=batch.req_ids[: batch.num_reqs],
+        groups=[] if microbatched else read_groups(runner, context, batch.num_reqs),
+        metadata=context.attn_metadata if isinstance(context.attn_metadata, dict) else {},
+        descriptor=_descriptor(context.batch_descriptor),
+        cudagraph_mode=context.cudagraph_runtime_mode.name,
+        num_ubatches=len(context.attn_metadata) if microbatched else 0,
+        shared_buffers=[] if microbatched else shared_buffers(_buffers(runner, context)),
+    )
 
 
 def read_groups(runner: Any, context: Any, num_reqs: int) -> list[LiveGroup]:
@@ -55,32 +86,39 @@ def read_groups(runner: Any, context: Any, num_reqs: int) -> list[LiveGroup]:
     ]
 
 
-def shared_buffers(runner: Any, context: Any) -> list[tuple[str, int, int]]:
+def shared_buffers(of_groups: Sequence[dict[str, Any]]) -> list[tuple[str, int, int]]:
     """Vectors of which two KV cache groups use the same memory, and the groups."""
-    groups = runner.kv_cache_config.kv_cache_groups
-    if len(groups) < 2:
-        return []
     found = []
-    spans: dict[str, list[tuple[int, int, int]]] = {"block_table": [], "slot_mapping": []}
-    for number, group in enumerate(groups):
+    spans: dict[str, list[tuple[int, int, int]]] = {}
+    for number, tensors in enumerate(of_groups):
+        for name, tensor in tensors.items():
+            if tensor is None or not tensor.numel():
+                continue
+            start = tensor.data_ptr()
+            end = start + tensor.numel() * tensor.element_size()
+            before = spans.setdefault(name, [])
+            found += [
+                (name, other, number)
+                for other, first, last in before
+                if start < last and first < end
+            ]
+            before.append((number, start, end))
+    return found
+
+
+def _buffers(runner: Any, context: Any) -> list[dict[str, Any]]:
+    """The live tensors of each group, where there are several groups."""
+    groups = runner.kv_cache_config.kv_cache_groups
+    of_groups: list[dict[str, Any]] = []
+    for number, group in enumerate(groups if len(groups) > 1 else ()):
         table = runner.input_batch.block_table[number]
         metadata = of_group(context.attn_metadata, group)
         cells = getattr(metadata, "block_table", None)
         tensors = {"block_table": table.block_table.gpu if cells is None else cells}
         if table.slot_mapping_mode.value != "none":
             tensors["slot_mapping"] = _slot_tensor(metadata, context, group)
-        for name, tensor in tensors.items():
-            if tensor is None or not tensor.numel():
-                continue
-            start = tensor.data_ptr()
-            end = start + tensor.numel() * tensor.element_size()
-            found += [
-                (name, other, number)
-                for other, first, last in spans[name]
-                if start < last and first < end
-            ]
-            spans[name].append((number, start, end))
-    return found
+        of_groups.append(tensors)
+    return of_groups
 
 
 def _read_group(runner: Any, context: Any, group: Any, table: Any, num_reqs: int) -> LiveGroup:
@@ -91,19 +129,20 @@ def _read_group(runner: Any, context: Any, group: Any, table: Any, num_reqs: int
     shape = getattr(getattr(metadata, "block_table", None), "shape", None)
     slots, device_slots = _slot_mapping(metadata, context, group, table)
     return LiveGroup(
-        num_actual_tokens=_int(metadata, "num_actual_tokens"),
-        max_query_len=_int(metadata, "max_query_len"),
-        max_seq_len=_int(metadata, "max_seq_len"),
+        num_actual_tokens=int_of(metadata, "num_actual_tokens"),
+        max_query_len=int_of(metadata, "max_query_len"),
+        max_seq_len=int_of(metadata, "max_seq_len"),
         query_start_loc=runner.query_start_loc.np[: num_reqs + 1] if starts is None else starts,
         seq_lens=runner.optimistic_seq_lens_cpu.numpy()[:num_reqs] if lens is None else lens,
         slot_mapping=slots,
         device_slot_mapping=device_slots,
         block_table=table.block_table.np if cells is None else cells,
+        device_block_table=None,
         num_blocks=table.num_blocks_per_row[:num_reqs],
         table_shape=None if shape is None else (int(shape[0]), int(shape[1])),
-        causal=_bool(metadata, "causal"),
-        use_cascade=_bool(metadata, "use_cascade"),
-        common_prefix_len=_int(metadata, "common_prefix_len"),
+        causal=bool_of(metadata, "causal"),
+        use_cascade=bool_of(metadata, "use_cascade"),
+        common_prefix_len=int_of(metadata, "common_prefix_len"),
     )
 
 
@@ -131,6 +170,10 @@ def of_group(by_layer: Any, group: Any) -> Any:
     return next((by_layer[name] for name in group.layer_names if name in by_layer), None)
 
 
+def _copy(vector: np.ndarray | None) -> np.ndarray | None:
+    return None if vector is None else vector.copy()
+
+
 def _on_cpu(metadata: Any, name: str) -> np.ndarray | None:
     """A tensor of the metadata as numpy, if that needs no device."""
     tensor = getattr(metadata, name, None)
@@ -140,12 +183,12 @@ def _on_cpu(metadata: Any, name: str) -> np.ndarray | None:
     return array
 
 
-def _int(metadata: Any, name: str) -> int | None:
+def int_of(metadata: Any, name: str) -> int | None:
     value = getattr(metadata, name, None)
     return int(value) if isinstance(value, int | np.integer) else None
 
 
-def _bool(metadata: Any, name: str) -> bool | None:
+def bool_of(metadata: Any, name: str) -> bool | None:
     value = getattr(metadata, name, None)
     return value if isinstance(value, bool) else None
 
@@ -155,32 +198,50 @@ def digest_of(request_ids: Sequence[str], groups: Sequence[LiveGroup]) -> str:
     digest = BatchDigest(request_ids)
     for group in groups:
         digest.add_numbers((group.num_actual_tokens, group.max_query_len, group.max_seq_len))
-        used = group.num_blocks
-        width = int(used.max(initial=0))
-        cells = group.block_table[: len(used), :width]
-        vectors = (
-            group.query_start_loc,
-            group.seq_lens,
-            group.slot_mapping,
-            used,
-            cells[np.arange(width) < used[:, None]],
-        )
+        used: np.ndarray | None = None
+        cells: np.ndarray | None = None
+        if group.block_table is not None:
+            used = group.num_blocks
+            width = int(used.max(initial=0))
+            cells = group.block_table[: len(used), :width][np.arange(width) < used[:, None]]
+        vectors = (group.query_start_loc, group.seq_lens, group.slot_mapping, used, cells)
         for vector in vectors:
             digest.add_vector(None if vector is None else vector.astype("<i8").tobytes())
     return digest.hexdigest()
 
 
-def worker_source(runner: Any, context: Any, *, source: int, engine: str | None) -> WorkerSource:
-    """A running vLLM model runner: who it is and what it works on."""
-    metadata = context.attn_metadata if isinstance(context.attn_metadata, dict) else {}
+_READ_FROM = {
+    "block_table": "BlockTable.block_table.np",
+    "query_start_loc": "GPUModelRunner.query_start_loc.np",
+    "seq_lens": "GPUModelRunner.optimistic_seq_lens_cpu",
+    "slot_mapping": COPIED,
+}
+"""Where the vectors of a runner on a device come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What each kind of runner keeps in a place of its own; the words are WorkerSource's."""
+
+    kernel_block_sizes: list[int]
+    read_from: dict[str, str]
+
+
+def layout_of(runner: Any) -> Layout:
+    tables = runner.input_batch.block_table
+    groups = runner.kv_cache_config.kv_cache_groups
+    return Layout(
+        [int(tables[number].block_size) for number in range(len(groups))],
+        {} if runner.device.type == "cpu" else _READ_FROM,
+    )
+
+
+def worker_source(
+    runner: Any, layout: Layout, metadata: dict[str, Any], *, source: int, engine: str | None
+) -> WorkerSource:
+    """A running vLLM model runner, of either kind: who it is and what it works on."""
     groups = runner.kv_cache_config.kv_cache_groups
     of_groups = [of_group(metadata, group) for group in groups]
-    on_device = {
-        "block_table": "BlockTable.block_table.np",
-        "query_start_loc": "GPUModelRunner.query_start_loc.np",
-        "seq_lens": "GPUModelRunner.optimistic_seq_lens_cpu",
-        "slot_mapping": "copied from the device beside the step, read at the next one",
-    }
     return WorkerSource(
         source=source,
         engine=engine,
@@ -190,12 +251,10 @@ def worker_source(runner: Any, context: Any, *, source: int, engine: str | None)
         pp_rank=int(parallel_group("get_pp_group").rank_in_group),
         device=str(runner.device),
         metadata_classes=["" if one is None else type(one).__name__ for one in of_groups],
-        kernel_block_sizes=[
-            int(runner.input_batch.block_table[number].block_size) for number in range(len(groups))
-        ],
+        kernel_block_sizes=layout.kernel_block_sizes,
         kv_cache_shapes=_kv_cache_shapes(runner),
         kv_cache_dtype=str(runner.kv_cache_dtype).removeprefix("torch."),
-        read_from={} if runner.device.type == "cpu" else on_device,
+        read_from=layout.read_from,
     )
 
 
@@ -217,3 +276,15 @@ def _kv_cache_shapes(runner: Any) -> dict[str, list[int]]:
             if hasattr(tensor, "shape"):
                 shapes[f"{name}[{index}]" if several else name] = [int(n) for n in tensor.shape]
     return shapes
+
+
+def _descriptor(descriptor: Any) -> BatchDescriptor | None:
+    if descriptor is None:
+        return None
+    return BatchDescriptor(
+        num_tokens=int(descriptor.num_tokens),
+        num_reqs=None if descriptor.num_reqs is None else int(descriptor.num_reqs),
+        uniform=bool(descriptor.uniform),
+        has_lora=bool(descriptor.has_lora),
+        num_active_loras=int(descriptor.num_active_loras),
+    )

@@ -1,40 +1,47 @@
-"""Follows one vLLM GPUModelRunner (the CPU's runner is one): one record a forward pass.
+"""Follows one vLLM model runner: one record a forward pass.
 
 Nothing here waits for a kernel. The first tensor-parallel rank of a stage writes its batch in
 full. The others write a digest of theirs, and in full where it differs from the first rank's.
+How a batch is read, this module does not know: see `live` for GPUModelRunner (the CPU's runner is
+one) and `live_v2` for Model Runner V2.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omnicache_cli.engine.probe.batch import BatchEncoder, SlotCopies, group_records
+from omnicache_cli.engine.probe.batch import BatchEncoder, DeviceCopies, group_records
 from omnicache_cli.engine.probe.digest_board import DigestBoard, DigestReader
 from omnicache_cli.engine.probe.live import (
+    Layout,
+    LiveBatch,
     LiveGroup,
     digest_of,
+    layout_of,
     parallel_group,
-    read_groups,
-    shared_buffers,
     worker_source,
 )
 from omnicache_cli.engine.probe.recorder import Recorder
 from omnicache_cli.engine.probe.scheduler import STEP_ATTRIBUTE
-from omnicache_cli.trace.records import BatchDescriptor, ForwardStep, RankStep
+from omnicache_cli.trace.records import ForwardStep, RankStep
 
 
 class RunnerProbe:
     """State of one traced model runner. Its methods are called by the wrappers in `hooks`."""
 
-    def __init__(self, recorder: Recorder, runner: Any) -> None:
+    def __init__(
+        self, recorder: Recorder, runner: Any, layout: Callable[[Any], Layout] = layout_of
+    ) -> None:
         self.recorder = recorder
         self.busy = False  # inside execute_model or sample_tokens
         self.forwarding = False  # inside _model_forward
         self.mark: tuple[str, int] | None = None  # engine and step of the current SchedulerOutput
         self.started = 0
         self._runner = runner
+        self._layout = layout
         self._source: int | None = None
         self._encoder = BatchEncoder()
-        self._copies = SlotCopies(int(runner.max_num_tokens))
+        self._copies = DeviceCopies(int(runner.max_num_tokens))
         self._board: DigestBoard | None = None  # of a first rank that has others beside it
         self._first_rank: DigestReader | None = None  # of the others
         self._seen: tuple[str, list[str], list[LiveGroup]] | None = None  # digest and batch
@@ -50,18 +57,14 @@ class RunnerProbe:
         for request_id in scheduler_output.finished_req_ids:
             self._encoder.forget(request_id)
 
-    def forward(self, context: Any, now: int) -> None:
-        """The model is about to be called: read the forward context."""
+    def forward(self, batch: LiveBatch, now: int) -> None:
+        """The model is about to be called with this batch."""
         if self._source is None or self._generation != self.recorder.generation:
-            self._declare(context)
+            self._declare(batch.metadata)
             if self._generation != self.recorder.generation:
                 return  # the declaration was lost: without it nobody could read this step
-        batch = self._runner.input_batch
-        request_ids = batch.req_ids[: batch.num_reqs]
-        microbatched = isinstance(context.attn_metadata, list)
-        live = [] if microbatched else read_groups(self._runner, context, batch.num_reqs)
+        request_ids, live = batch.request_ids, batch.groups
         step = self.mark[1] if self.mark else -1
-        shared = [] if microbatched else shared_buffers(self._runner, context)
         self._copies.start(live)
         pending: dict[str, Any] = {
             "source": self._source,
@@ -70,10 +73,10 @@ class RunnerProbe:
             "prepare_ns": now - self.started,
             "forward_ns": 0,
             "sample_ns": None,
-            "batch_descriptor": _descriptor(context.batch_descriptor),
-            "cudagraph_mode": context.cudagraph_runtime_mode.name,
-            "num_ubatches": len(context.attn_metadata) if microbatched else 0,
-            "shared_buffers": shared,
+            "batch_descriptor": batch.descriptor,
+            "cudagraph_mode": batch.cudagraph_mode,
+            "num_ubatches": batch.num_ubatches,
+            "shared_buffers": batch.shared_buffers,
         }
         if self._first_rank is not None:
             digest = digest_of(request_ids, live)
@@ -110,6 +113,7 @@ class RunnerProbe:
     def _write_pending(self) -> None:
         pending, self._pending = self._pending, None
         seen, self._seen = self._seen, None
+        encoder = self._encoder
         if pending is None:
             return
         if self._first_rank is not None and seen is not None:
@@ -120,13 +124,14 @@ class RunnerProbe:
                 times = {name: pending[name] for name in names}
                 self.recorder.write(RankStep(**times, digest=digest))
                 return
-            pending |= BatchEncoder().fields(request_ids, live)
+            encoder = BatchEncoder()
+            pending |= encoder.fields(request_ids, live)
             pending["restated"] = True
-        self._copies.take(pending["groups"])
+        self._copies.take(pending, encoder)
         pending["groups"] = group_records(pending["groups"])
         self.recorder.write(ForwardStep(**pending))
 
-    def _declare(self, context: Any) -> None:
+    def _declare(self, metadata: dict[str, Any]) -> None:
         """Say who this is, at the first step and again after a lost record."""
         if self._source is None:
             self._source = self.recorder.new_source()
@@ -134,8 +139,9 @@ class RunnerProbe:
         self._generation = self.recorder.generation
         self._encoder = BatchEncoder()
         engine = self.mark[0] if self.mark else None
+        layout = self._layout(self._runner)
         self.recorder.write(
-            worker_source(self._runner, context, source=self._source, engine=engine)
+            worker_source(self._runner, layout, metadata, source=self._source, engine=engine)
         )
 
     def _join_ranks(self) -> None:
@@ -161,15 +167,3 @@ class RunnerProbe:
         for side in (self._board, self._first_rank):
             if side is not None:
                 side.close()
-
-
-def _descriptor(descriptor: Any) -> BatchDescriptor | None:
-    if descriptor is None:
-        return None
-    return BatchDescriptor(
-        num_tokens=int(descriptor.num_tokens),
-        num_reqs=None if descriptor.num_reqs is None else int(descriptor.num_reqs),
-        uniform=bool(descriptor.uniform),
-        has_lora=bool(descriptor.has_lora),
-        num_active_loras=int(descriptor.num_active_loras),
-    )

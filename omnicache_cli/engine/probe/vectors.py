@@ -30,7 +30,8 @@ class TableMirror:
     ) -> list[tuple[int, int, Runs]]:
         """Rows that differ: (row, first differing column, ids from there to the row's end).
 
-        `table` is (at least num_reqs, columns), `used` (num_reqs,) the columns in use. A large
+        `table` is (at least num_reqs, at least the columns in use), `used` (num_reqs,) the columns
+        in use. A large
         table whose rows hold the requests they held before is looked at a part at a time; a row
         whose length changes is told at once.
         """
@@ -39,7 +40,7 @@ class TableMirror:
         known = self._grow(now)
         rows = [row for row, length in enumerate(lengths) if length != known[row]]
         changed = [self._change(row, now, known[row], lengths[row]) for row in rows]
-        cells = self._cells[: len(lengths)]
+        cells = self._cells[: len(lengths), : now.shape[1]]
         if now.size <= SMALL_TABLE_CELLS:
             others = [] if cells.tobytes() == now.tobytes() else _unequal_rows(cells, now)
         elif reordered or now.size <= FULL_COMPARE_CELLS:
@@ -66,18 +67,17 @@ class TableMirror:
         first = shared
         if new[:shared] != old:
             first = next(column for column in range(shared) if old[column] != new[column])
-        self._cells[row] = now[row]
+        self._cells[row, : now.shape[1]] = now[row]
         return row, first, to_runs(new[first:])
 
     def _grow(self, now: np.ndarray) -> list[int]:
         """Room for as many rows and columns; the known length of each row, 0 where it is new."""
         num_rows, width = now.shape
-        if num_rows > len(self._cells) or width != self._cells.shape[1]:
-            grown = np.full((max(num_rows, len(self._cells)), width), -1, dtype=now.dtype)
-            if width == self._cells.shape[1]:
-                grown[: len(self._cells)] = self._cells
-            else:
-                self._used = []
+        rows, columns = self._cells.shape
+        if num_rows > rows or width > columns:
+            shape = (max(num_rows, rows), max(width, columns))
+            grown = np.full(shape, -1, dtype=now.dtype)
+            grown[:rows, :columns] = self._cells
             self._cells = grown
         return self._used[:num_rows] + [0] * (num_rows - len(self._used))
 
