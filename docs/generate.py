@@ -51,8 +51,16 @@ RECORDED: dict[str, str] = {
     "GPUModelRunner.execute_model": "reads the mark of the step; start of the `prepare` time",
     "GPUModelRunner._model_forward": "reads the forward context for the `forward` or `rank` record",
     "GPUModelRunner.sample_tokens": "the `sample` time",
+    "GPUModelRunner.prepare_inputs": "keeps the padded shape that the batch will run with",
+    "GPUModelRunner.prepare_attn": "keeps the batch, its block tables and slot mappings",
+    "GPUModelRunner.pool": "the record of a pooling model is whole",
+    "KVConnector.pre_forward": "reads the batch for the `forward` or `rank` record; the model runs",
+    "KVConnector.finish_forward": "end of the `forward` time",
+    "ActiveKVConnector.pre_forward": "the same, where there is a KV connector",
+    "ActiveKVConnector.finish_forward": "the same",
 }
-"""What the wrapper of each hook point does. A key too few or too many stops the generator."""
+"""What the wrapper of each hook point does, the same in every class of that name. A key too few or
+too many stops the generator."""
 
 
 def main(arguments: list[str]) -> int:
@@ -111,17 +119,17 @@ def hook_table() -> str:
     """The hook points as a Markdown table, in the order of HOOKS."""
     from omnicache_cli.engine.probe.hooks import HOOKS
 
-    points = {
-        f"{owner}.{method}": module
+    points = [
+        (module, f"{owner}.{method}")
         for module, classes in HOOKS.items()
         for owner, methods in classes.items()
         for method in methods
-    }
-    if different := points.keys() ^ RECORDED.keys():
+    ]
+    if different := {point for _, point in points} ^ RECORDED.keys():
         raise SystemExit(f"RECORDED in {Path(__file__).name} and HOOKS differ: {sorted(different)}")
     lines = ["| module of vLLM | method | what the probe does there |", "|---|---|---|"]
     last = None
-    for point, module in points.items():
+    for module, point in points:
         shown = "" if module == last else f"`{module}`"
         lines.append(f"| {shown} | `{point}` | {RECORDED[point]} |")
         last = module

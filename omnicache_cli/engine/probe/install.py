@@ -14,7 +14,8 @@ from types import ModuleType
 import msgspec
 
 from omnicache_cli.engine.probe import recorder
-from omnicache_cli.engine.probe.hooks import HOOKS, wrap
+from omnicache_cli.engine.probe.hooks import HOOKS
+from omnicache_cli.engine.probe.wrapping import wrap
 from omnicache_cli.trace.records import MISSING_HOOK
 
 
@@ -50,9 +51,14 @@ def wrap_module(module: ModuleType) -> None:
                 recording = recorder.current()
                 if recording is not None:
                     missing = AttributeError(f"{module.__name__}.{class_name}.{method}")
-                    recording.note_error(f"{MISSING_HOOK}{class_name}.{method}", missing)
+                    recording.note_error(_missing(module.__name__, class_name, method), missing)
                 continue
             wrap(owner, method, make)
+
+
+def _missing(module: str, class_name: str, method: str) -> str:
+    several = sum(class_name in classes for classes in HOOKS.values()) > 1
+    return f"{MISSING_HOOK}{class_name}.{method}" + (f" of {module}" if several else "")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
