@@ -295,7 +295,7 @@ def report_run(
     from omnicache_cli.trace.invariants import InvariantChecker
     from omnicache_cli.trace.run import Run
     from omnicache_cli.trace.summary import summarize
-    from omnicache_cli.trace.views.totals import summary_report
+    from omnicache_cli.trace.views.totals import summary_report, version_remark
 
     run = Run(folder)
     summary = summarize(run, checker=InvariantChecker())
@@ -306,6 +306,9 @@ def report_run(
             note(line)
     else:
         deliver(text, None)
+        remark = version_remark(summary)
+        if remark is not None:
+            note(f"omnicache: {remark}")
     return summary
 
 

@@ -67,6 +67,7 @@ class Header(Record, frozen=True, tag="header"):
     started_unix_ns: Nanoseconds
     monotonic_ns: Nanoseconds  # zero of every *_ns instant in this file
     versions: dict[str, str] = {}  # python, torch, vllm_omni, ... where installed
+    vllm_tested: bool = True  # False: this omnicache was never tried with this vLLM
 
 
 class CacheGroup(msgspec.Struct, frozen=True, omit_defaults=True):

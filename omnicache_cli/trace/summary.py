@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from omnicache_cli.errors import BadTraceError
 from omnicache_cli.trace.invariants import InvariantChecker, Violation
 from omnicache_cli.trace.records import (
+    MISSING_HOOK,
     Admission,
     AnyEvent,
     CacheReset,
@@ -95,10 +96,10 @@ class Summary:
     preemptions: int = 0
     resets: int = 0
     dropped_records: int = 0
-    v2_model_runner: bool = False
     unfinished_files: list[str] = field(default_factory=list)
     unjoined_forwards: int = 0
     probe_errors: Counter[str] = field(default_factory=Counter)
+    untested_vllm: str | None = None  # version that the recording omnicache was never tried with
     phases: dict[str, Histogram] = field(
         default_factory=lambda: {phase: Histogram() for phase in PHASES}
     )
@@ -138,6 +139,15 @@ class Summary:
         return block if self.longest_prompt_tokens <= block else None
 
     @property
+    def missing_hooks(self) -> list[str]:
+        """Methods of vLLM that the probe looked for in vain."""
+        return sorted(
+            name.removeprefix(MISSING_HOOK)
+            for name in self.probe_errors
+            if name.startswith(MISSING_HOOK)
+        )
+
+    @property
     def num_unfinished(self) -> int:
         return self.num_arrived - self.num_finished.total()
 
@@ -165,12 +175,11 @@ def summarize(
     if steps is None:
         _add_arrivals(summary, run.never_scheduled)
         _add_events(summary, run.after_last)
-    summary.v2_model_runner = any(
-        one.options.get("use_v2_model_runner") for one in run.engines.values()
-    )
     summary.unjoined_forwards = run.unjoined_forwards
     summary.dropped_records = run.dropped
     for file in run.files:
+        if not file.header.vllm_tested:
+            summary.untested_vllm = file.header.vllm_version
         if file.end is None:
             summary.unfinished_files.append(file.path.name)
         else:

@@ -74,7 +74,7 @@ def execute_model(original: Method) -> Method:
         finally:
             _running.probe = None
         with guarded(probe.recorder, "GPUModelRunner.execute_model"):
-            probe.execute_done(sampled_later=result is None)
+            probe.execute_done(time.perf_counter_ns(), sampled_later=result is None)
         return result
 
     return execute_model
@@ -171,7 +171,7 @@ def pool(original: Method) -> Method:
         probe: RunnerV2Probe | None = probe_of(self)
         if probe is not None:
             with guarded(probe.recorder, "GPUModelRunner.pool"):
-                probe.execute_done(sampled_later=False)
+                probe.pool_done()
         return result
 
     return pool

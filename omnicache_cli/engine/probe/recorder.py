@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from omnicache_cli import __version__
+from omnicache_cli.engine.versions import is_tested
 from omnicache_cli.trace.records import SCHEMA_VERSION, AnyRecord, End, Header
 from omnicache_cli.trace.writer import RankFileWriter
 
@@ -161,6 +162,7 @@ class Recorder:
             started_unix_ns=self.started_unix_ns,
             monotonic_ns=self.monotonic_ns,
             versions=versions,
+            vllm_tested=vllm_version is None or is_tested(str(vllm_version)),
         )
 
 

@@ -22,7 +22,7 @@ class RunnerV2Probe:
         self.prepared: tuple[Any, Any, Any] | None = None  # its InputBatch, tables and slots
         self._runner = runner
         self._steps = RunnerProbe(recorder, runner, layout_of)
-        self._launched = 0  # when the model was called; 0: not yet
+        self._launched = 0  # when the model was called; 0: it does not run
 
     def begin(self, scheduler_output: Any, now: int) -> None:
         """execute_model starts, and it is no dummy run."""
@@ -41,13 +41,21 @@ class RunnerV2Probe:
     def forward_done(self, now: int) -> None:
         if self._launched:
             self._steps.forward_done(now - self._launched)
+            self._launched = 0
 
-    def execute_done(self, *, sampled_later: bool) -> None:
-        """execute_model returned; LookupError: the model ran, and nobody saw it start."""
+    def execute_done(self, now: int, *, sampled_later: bool) -> None:
+        """execute_model returned: the model ran at the latest until now.
+
+        LookupError: the model ran, and nobody saw it start.
+        """
+        self.forward_done(now)
         if self.prepared is not None and self._steps.mark is not None:
             self.prepared = None
             raise LookupError("KVConnector.pre_forward was not called")
         self._steps.execute_done(sampled_later=sampled_later)
+
+    def pool_done(self) -> None:
+        self._steps.execute_done(sampled_later=False)
 
     def sample_done(self, duration_ns: int) -> None:
         """Ranks before the last pipeline stage only receive here what the last one sampled."""

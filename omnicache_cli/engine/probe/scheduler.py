@@ -202,7 +202,7 @@ class SchedulerProbe:
             start_ns=self.recorder.since_start(started),
             schedule_ns=ended - started,
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(scheduler.skipped_waiting),
+            num_waiting=_num_waiting(scheduler),
             num_free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             scheduled=None if batch == self._batch else [numbers[one] for one in batch],
             num_scheduled_tokens=None if decodes else scheduled,
@@ -329,3 +329,9 @@ class SchedulerProbe:
             self._hashes_seen[request.request_id] = len(hashes)
             new = [short_hash(one) for one in hashes[seen:]]
             self._events.append(Hashed(self._numbers[request.request_id], seen, new))
+
+
+def _num_waiting(scheduler: Any) -> int:
+    """vLLM 0.30 keeps the requests it passed over apart; 0.31 puts them back into the queue."""
+    waiting = len(scheduler.waiting)
+    return waiting + len(getattr(scheduler, "skipped_waiting", ()))

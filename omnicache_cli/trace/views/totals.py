@@ -18,9 +18,9 @@ def show_summary(run: Run, engine: str | None) -> View:
 def summary_report(run: Run, summary: Summary, command: str = "show") -> Report:
     """Totals as a report; `trace` ends with the same one."""
     sections: list[Section] = [_facts(summary)]
-    reason = no_hit_reason(summary)
-    if reason is not None:
-        sections.append(Lines("", [reason]))
+    remarks = [one for one in (no_hit_reason(summary), version_remark(summary)) if one is not None]
+    if remarks:
+        sections.append(Lines("", remarks))
     ratio = summary.modal_cache_ratio
     if ratio is not None and len(ratio) > 1:
         rows = [
@@ -79,6 +79,22 @@ def no_hit_reason(summary: Summary) -> str | None:
     return f"no prompt {short} of {counted(block, 'token')}, so nothing could hit"
 
 
+def version_remark(summary: Summary) -> str | None:
+    """What is known of the hook points of a vLLM that omnicache was never tried with."""
+    if summary.untested_vllm is None:
+        return None
+    if summary.missing_hooks:
+        found = f"it lacks {', '.join(summary.missing_hooks)}"
+    elif summary.unfinished_files:
+        found = "whether it has all hook points is not known: a file has no end record"
+    else:
+        found = "it has all hook points that were looked for"
+    failed = sorted(hook for hook in summary.probe_errors if not hook.startswith(MISSING_HOOK))
+    if failed:
+        found += f", and the probe failed in {', '.join(failed)}"
+    return f"omnicache was not tried with vLLM {summary.untested_vllm}; {found}"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
@@ -108,19 +124,16 @@ def _warnings(summary: Summary) -> list[str]:
     if summary.unjoined_forwards:
         lines.append(f"{summary.unjoined_forwards} forward passes belong to no recorded step")
     if summary.num_steps and not summary.num_forwards:
-        reason = (
-            "this vLLM runs Model Runner V2, which is not traced yet"
-            if summary.v2_model_runner
-            else "no worker process wrote a record"
-        )
-        lines.append(f"no forward pass was recorded: {reason}")
-    for hook, count in summary.probe_errors.items():
-        what = hook.removeprefix(MISSING_HOOK)
-        lines.append(
-            f"{count} probe errors in {hook}"
-            if what == hook
-            else f"this vLLM has no {what}: what the probe reads there is missing"
-        )
+        lines.append("no forward pass was recorded: no worker process wrote one")
+    lines += [
+        f"{count} probe errors in {hook}"
+        for hook, count in summary.probe_errors.items()
+        if not hook.startswith(MISSING_HOOK)
+    ]
+    lines += [
+        f"this vLLM has no {hook}: what the probe reads there is missing"
+        for hook in summary.missing_hooks
+    ]
     return lines
 
 
@@ -151,6 +164,8 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         "unjoined_forwards": summary.unjoined_forwards,
         "unfinished_files": summary.unfinished_files,
         "probe_errors": dict(summary.probe_errors),
+        "missing_hooks": summary.missing_hooks,
+        "untested_vllm": summary.untested_vllm,
         "phases": {
             name: {
                 "steps": phase.count,
