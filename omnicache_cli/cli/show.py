@@ -14,6 +14,9 @@ from omnicache_cli.report.output import check_output, deliver, note
 
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `omnicache trace -o`.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="RUN2", help="Another one, to see beside the first.")
+    ] = None,
     step: Annotated[
         int | None, typer.Option(metavar="N", help="This step as vLLM sees it, tensors in full.")
     ] = None,
@@ -28,6 +31,18 @@ def show(
         bool, typer.Option("--check", help="Check the invariants of every step; exit 1 if broken.")
     ] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Totals of the run.")] = False,
+    requests: Annotated[
+        bool, typer.Option("--requests", help="Every request in one line.")
+    ] = False,
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Who owned which block when, and the pool over time.")
+    ] = False,
+    block: Annotated[
+        int | None, typer.Option(metavar="N", help="The life of one block of the pool.")
+    ] = None,
+    evictions: Annotated[
+        bool, typer.Option("--evictions", help="Every eviction, and whether it was regretted.")
+    ] = False,
     engine: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this engine: its id, or its number.")
     ] = None,
@@ -38,13 +53,13 @@ def show(
 ) -> None:
     """Show a recorded run: its steps, requests and blocks.
 
-    Without an option the steps are listed, one a line. Only one of --step, --request, --rounds,
-    --check and --summary can be given.
+    Without an option the steps are listed, one a line; with a second run, what the two have
+    different. Of the options up to --evictions only one can be given, and none with two runs.
 
     Example: omnicache show run --step 4
     """
     from omnicache_cli.trace.run import Run
-    from omnicache_cli.trace.views import show_view
+    from omnicache_cli.trace.views import show_two, show_view
 
     modes = {
         "--step": step is not None,
@@ -52,19 +67,29 @@ def show(
         "--rounds": rounds,
         "--check": check,
         "--summary": summary,
+        "--requests": requests,
+        "--blocks": blocks,
+        "--block": block is not None,
+        "--evictions": evictions,
     }
     asked = [name for name, is_asked in modes.items() if is_asked]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} cannot be combined; give one of them")
+    if other is not None and asked:
+        raise UsageError(f"{asked[0]} is about one run; leave out {other}, or the option")
     check_output(output, force=force)
-    view = show_view(
-        Run(run),
-        mode=asked[0] if asked else None,
-        step=step,
-        request=request,
-        engine=engine,
-        every_step=format_for(format, output) == "json",
-    )
+    if other is not None:
+        view = show_two(Run(run), Run(other), engine)
+    else:
+        view = show_view(
+            Run(run),
+            mode=asked[0] if asked else None,
+            step=step,
+            request=request,
+            block=block,
+            engine=engine,
+            every_row=format_for(format, output) == "json",
+        )
     deliver(render(view.report, format, output), output, quiet=quiet)
     if view.next_options is not None and not quiet:
         note(f"next: omnicache show {quote(str(run))} {view.next_options}")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from omnicache_cli import __version__
 from omnicache_cli.report.layout import escaped
-from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
-from omnicache_cli.report.text import is_number_column, text_of
+from omnicache_cli.report.model import Cell, Facts, Lines, Picture, Report, Section, Table
+from omnicache_cli.report.text import SHADES, is_number_column, text_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -53,7 +53,8 @@ class Body:
     rows: Sequence[Sequence[CellView]]
     num_rows: int
     row_name: str
-    columns: Sequence[CellView] = ()
+    columns: Sequence[CellView] = ()  # of a picture: what its first and its last column are
+    legend: Sequence[CellView] = ()
 
     @property
     def size(self) -> str:
@@ -116,10 +117,26 @@ def _lines(lines: Lines) -> Body:
     return Body([[_cell(line)] for line in lines.lines[:MAX_ROWS]], len(lines.lines), "line")
 
 
+def _picture(picture: Picture) -> Body:
+    """Cells are empty characters in one of a few shades; the legend has the words."""
+    marks = [f"s{round(mark.level * (len(SHADES) - 1))}" for mark in picture.marks]
+    rows = [
+        [_cell(label), *(CellView("", "" if cell is None else marks[cell]) for cell in cells)]
+        for label, cells in picture.rows
+    ]
+    ends = [_cell(picture.first_column), _cell(picture.last_column)]
+    legend = [
+        CellView(escaped(mark.name), style)
+        for mark, style in zip(picture.marks, marks, strict=True)
+    ]
+    return Body(rows, len(rows), "row", ends, legend)
+
+
 _KINDS: dict[type[Section], tuple[str, Callable[[Any], Body]]] = {
     Table: ("table", _table),
     Facts: ("facts", _facts),
     Lines: ("lines", _lines),
+    Picture: ("picture", _picture),
 }
 """Per kind of section the macro that writes it, and what fills its body."""
 

@@ -48,7 +48,42 @@ class Lines:
     lines: Sequence[str]
 
 
-Section = Table | Facts | Lines
+MAX_PICTURE_COLUMNS = 80
+MAX_PICTURE_LABEL = 18
+"""Characters: label and cells fit into a line of 100 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a cell of a picture can say, and how dark it is drawn, from 0 to 1."""
+
+    name: str
+    level: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A grid drawn with a few marks, with a legend under it.
+
+    Rows from top to bottom: a label, and one cell per column: the index of a mark, or None where
+    nothing is known. `first_column` and `last_column` are what the outermost columns stand for.
+    """
+
+    title: str
+    marks: tuple[Mark, ...]
+    rows: Sequence[tuple[str, Sequence[int | None]]]
+    first_column: str
+    last_column: str
+
+    def __post_init__(self) -> None:
+        widths = {len(cells) for _, cells in self.rows}
+        if len(widths) > 1 or max(widths, default=0) > MAX_PICTURE_COLUMNS:
+            raise ValueError(f"picture {self.title!r}: rows of {sorted(widths)} cells")
+        if any(len(label) > MAX_PICTURE_LABEL for label, _ in self.rows):
+            raise ValueError(f"picture {self.title!r}: a label over {MAX_PICTURE_LABEL} characters")
+
+
+Section = Table | Facts | Lines | Picture
 
 
 @dataclass(frozen=True, slots=True)

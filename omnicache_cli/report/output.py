@@ -14,6 +14,9 @@ from pathlib import Path
 from omnicache_cli.errors import RefusedOutputError
 from omnicache_cli.report.layout import escaped
 
+IN_ASCII = str.maketrans("·░▒▓█", ".:+%#")
+"""The shades of a picture for a stdout that cannot carry them."""
+
 
 def note(message: str) -> None:
     """One line of progress, warning or next step on stderr; never part of the result.
@@ -87,7 +90,7 @@ def _write_stdout(text: str) -> None:
     if sys.stdout is None:
         raise RefusedOutputError("stdout is closed; name a file with -o")
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(_in_encoding(text, sys.stdout.encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -95,6 +98,20 @@ def _write_stdout(text: str) -> None:
         raise RefusedOutputError(
             f"cannot write the result to stdout: {error.strerror}; name a file with -o"
         ) from error
+
+
+def _in_encoding(text: str, encoding: str) -> str:
+    """Shades as ASCII where the encoding lacks one of them: a picture keeps its columns.
+
+    Everything else that the encoding lacks gets an escape (`cli/main.py`).
+    """
+    if text.isascii():
+        return text
+    try:
+        "".join(map(chr, IN_ASCII)).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(IN_ASCII)
+    return text
 
 
 def _replace(target: Path, text: str) -> None:

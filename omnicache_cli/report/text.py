@@ -6,7 +6,7 @@ A table whose rows must not be broken gets narrower gaps first, and is wider tha
 from collections.abc import Sequence
 
 from omnicache_cli.report.layout import display_width, escaped, longest_piece, wrapped
-from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.report.model import Cell, Facts, Lines, Picture, Report, Section, Table
 
 WIDTH = 100
 GAP = "  "
@@ -14,6 +14,8 @@ NARROW_GAP = " "
 # A column is not made narrower than this to let the others breathe; below it, rows are written
 # one value per line instead.
 NARROWEST_TEXT = 10
+SHADES = "·░▒▓█"
+"""Marks of a picture from light to dark; `report/output.py` knows how to say them in ASCII."""
 
 
 def as_text(report: Report) -> str:
@@ -48,6 +50,8 @@ def _body(section: Section) -> list[str]:
             return _facts([(name, text_of(value)) for name, value in section.items.items()])
         case Lines():
             return [line for raw in section.lines for line in _wrapped_line(raw)] or ["(none)"]
+        case Picture():
+            return _picture(section)
 
 
 def _wrapped_line(raw: str) -> list[str]:
@@ -149,3 +153,24 @@ def _one_value_per_line(header: Sequence[str], rows: Sequence[Sequence[str]]) ->
         lines += [""] if number else []
         lines += _facts(list(zip(header, row, strict=True)))
     return lines
+
+
+def _picture(picture: Picture) -> list[str]:
+    """Rows of shades, what the outermost columns stand for, and the legend."""
+    shades = [SHADES[round(mark.level * (len(SHADES) - 1))] for mark in picture.marks]
+    labels = [escaped(label) for label, _ in picture.rows]
+    indent = max(map(display_width, labels), default=0)
+    lines = []
+    for label, (_, cells) in zip(labels, picture.rows, strict=True):
+        drawn = "".join(" " if cell is None else shades[cell] for cell in cells)
+        lines.append(f"{' ' * (indent - display_width(label))}{label} {drawn}".rstrip())
+    num_columns = max((len(cells) for _, cells in picture.rows), default=0)
+    first, last = escaped(picture.first_column), escaped(picture.last_column)
+    gap = " " * max(1, num_columns - display_width(first) - display_width(last))
+    lines.append(
+        f"{' ' * indent} {first}{gap}{last}" if first != last else f"{' ' * indent} {first}"
+    )
+    legend = "   ".join(
+        f"{shade} {mark.name}" for shade, mark in zip(shades, picture.marks, strict=True)
+    )
+    return [*lines, *_wrapped_line(legend)]

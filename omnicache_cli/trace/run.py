@@ -127,7 +127,7 @@ class _Engine:
 class Run:
     """A run folder, read once from front to back.
 
-    `files`, `unjoined_forwards` and `never_scheduled` are complete once `steps()` has ended.
+    `files`, `unjoined_forwards` and `never_scheduled_on` are complete once `steps()` has ended.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -142,7 +142,7 @@ class Run:
         self.workers: list[WorkerSource] = []
         self.unjoined_forwards = 0  # forward passes whose step carried no mark
         self.after_last: list[AnyEvent] = []  # events that follow no step
-        self.never_scheduled: list[Request] = []  # arrived after the last step
+        self.never_scheduled_on: dict[str, list[Request]] = {}  # by engine: after its last step
         self.files: list[RankFile] = []
         for path in rank_files(folder):
             self.files.append(RankFile(path, read_header(path)))
@@ -152,6 +152,11 @@ class Run:
     @property
     def vllm_version(self) -> str | None:
         return self.files[0].header.vllm_version
+
+    @property
+    def never_scheduled(self) -> list[Request]:
+        """Requests that arrived after the last step of their engine."""
+        return [request for mine in self.never_scheduled_on.values() for request in mine]
 
     @property
     def dropped(self) -> int:
@@ -185,11 +190,11 @@ class Run:
             engine = merge.take(file, record)
             while engine is not None and engine.ready():
                 yield engine.pop()
-        for engine in merge.engines.values():
+        for name, engine in merge.engines.items():
             while engine.steps:
                 yield engine.pop()
             self.after_last += engine.drain()
-            self.never_scheduled += engine.arrived
+            self.never_scheduled_on[name] = engine.arrived
         self.unjoined_forwards += merge.num_waiting()
 
 

@@ -41,6 +41,7 @@ class Request:
     num_admissions: int = 0
     status: str | None = None  # RequestStatus name once finished
     num_output_tokens: int | None = None
+    is_lost: bool = False  # its record was lost: what `record` says is made up
 
     @property
     def number(self) -> int:
@@ -256,7 +257,9 @@ class SchedulerState:
             return self.requests[number]
         except KeyError:
             if self.lossy:
-                return self.add_request(_lost_request(self.source.source, number))
+                request = self.add_request(_lost_request(self.source.source, number))
+                request.is_lost = True
+                return request
             where = "an event" if step is None else f"step {step}"
             raise BadTraceError(
                 f"{where} of engine {self.source.engine} names request {number}, which no record "

@@ -18,6 +18,7 @@ from omnicache_cli.trace.records import (
     Evicted,
     Finished,
     ForwardStep,
+    MultiModalSpan,
     Preempted,
     RankStep,
     RequestRecord,
@@ -49,6 +50,11 @@ class Histogram:
         self.total_ns += value
         self._buckets[_bucket_of(value)] += 1
 
+    @property
+    def longest_ns(self) -> int | None:
+        """Exact; None without a duration."""
+        return self._longest if self.count else None
+
     def percentile(self, percent: float) -> int | None:
         """The middle of the bucket that holds it, within what was seen; None without a duration."""
         if not self.count:
@@ -76,6 +82,46 @@ def _middle_of(bucket: int) -> int:
 
 
 @dataclass(slots=True)
+class PoolUsage:
+    """Share of one engine's blocks that are not free, as it counted them after each schedule().
+
+    The null block is no part of it, and free blocks that are cached are free: as vLLM's
+    kv_cache_usage_perc. Every step counts once, however long it took.
+    """
+
+    num_blocks: int  # that can be handed out
+    num_steps: int = 0
+    peak_step: int | None = None
+    _total: int = 0  # blocks in use, summed over the steps
+    _peak: int = 0
+    _last: int = 0
+
+    def add(self, step: int, num_free_blocks: int) -> None:
+        in_use = self.num_blocks - num_free_blocks
+        self.num_steps += 1
+        self._total += in_use
+        self._last = in_use
+        if self.peak_step is None or in_use > self._peak:
+            self._peak, self.peak_step = in_use, step
+
+    @property
+    def peak(self) -> float | None:
+        return self._share(self._peak)
+
+    @property
+    def mean(self) -> float | None:
+        return self._share(self._total / self.num_steps) if self.num_steps else None
+
+    @property
+    def final(self) -> float | None:
+        """After the last schedule(), before what finished in that step gave its blocks back."""
+        return self._share(self._last)
+
+    def _share(self, blocks: float) -> float | None:
+        return blocks / self.num_blocks if self.num_blocks > 0 and self.num_steps else None
+
+
+@dataclass(slots=True)
 class Summary:
     """What a run, or one engine of it, did in all."""
 
@@ -91,7 +137,9 @@ class Summary:
     hit_tokens: int = 0
     resumed_hit_tokens: int = 0  # of requests that came back after a preemption; not in hit_tokens
     external_tokens: int = 0  # computed elsewhere: loaded by a KV connector
+    queried_tokens_by_modality: Counter[str] = field(default_factory=Counter)
     hit_tokens_by_modality: Counter[str] = field(default_factory=Counter)
+    pools: dict[str, PoolUsage] = field(default_factory=dict)  # by engine
     evicted_blocks: int = 0
     preemptions: int = 0
     resets: int = 0
@@ -124,6 +172,15 @@ class Summary:
         return {
             modality: tokens / self.hit_tokens
             for modality, tokens in sorted(self.hit_tokens_by_modality.items())
+        }
+
+    @property
+    def hit_rate_by_modality(self) -> dict[str, float]:
+        """Hit tokens per queried token of each modality that was asked for."""
+        return {
+            modality: self.hit_tokens_by_modality[modality] / tokens
+            for modality, tokens in sorted(self.queried_tokens_by_modality.items())
+            if tokens
         }
 
     @property
@@ -193,6 +250,10 @@ def _add_step(summary: Summary, step: Step) -> None:
     summary.smallest_hash_block = min(block, summary.smallest_hash_block or block)
     summary.num_forwards += len(step.forwards) + len(step.ranks)
     summary.scheduled_tokens += step.num_scheduled_tokens
+    pool = summary.pools.get(step.engine.engine)
+    if pool is None:
+        pool = summary.pools[step.engine.engine] = PoolUsage(step.engine.num_gpu_blocks - 1)
+    pool.add(step.number, step.record.num_free_blocks)
     _add_arrivals(summary, step.arrived)
     requests = (
         {request.number: request.record for request in step.requests}
@@ -228,14 +289,21 @@ def _add_admission(summary: Summary, admission: Admission, request: RequestRecor
     summary.queried_tokens += admission.queried_tokens
     summary.hit_tokens += admission.hit_tokens
     summary.external_tokens += admission.num_computed_tokens - admission.hit_tokens
-    if not admission.hit_tokens:
+    spans = request.multimodal if request is not None else []
+    _add_prefix(summary.queried_tokens_by_modality, spans, admission.queried_tokens)
+    _add_prefix(summary.hit_tokens_by_modality, spans, admission.hit_tokens)
+
+
+def _add_prefix(totals: Counter[str], spans: Iterable[MultiModalSpan], num_tokens: int) -> None:
+    """The first tokens of a prompt, by modality."""
+    if not num_tokens:
         return
-    text = admission.hit_tokens
-    for span in request.multimodal if request is not None else ():
-        inside = max(0, min(span.offset + span.length, admission.hit_tokens) - span.offset)
-        summary.hit_tokens_by_modality[span.modality] += inside
+    text = num_tokens
+    for span in spans:
+        inside = max(0, min(span.offset + span.length, num_tokens) - span.offset)
+        totals[span.modality] += inside
         text -= inside
-    summary.hit_tokens_by_modality[TEXT] += text
+    totals[TEXT] += text
 
 
 def _add_events(summary: Summary, events: Iterable[AnyEvent]) -> None:

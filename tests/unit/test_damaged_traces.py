@@ -11,7 +11,7 @@ from omnicache_cli.errors import BadTraceError
 from omnicache_cli.trace.invariants import InvariantChecker
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import summarize
-from omnicache_cli.trace.views import show_view
+from omnicache_cli.trace.views import show_two, show_view
 from tests.unit.run_builder import two_rounds, write_manifest
 
 VIEWS: dict[str, Callable[[Run], object]] = {
@@ -21,6 +21,11 @@ VIEWS: dict[str, Callable[[Run], object]] = {
     "rounds": lambda run: show_view(run, mode="--rounds"),
     "check": lambda run: show_view(run, mode="--check"),
     "summary": lambda run: show_view(run, mode="--summary"),
+    "requests": lambda run: show_view(run, mode="--requests"),
+    "blocks": lambda run: show_view(run, mode="--blocks"),
+    "block": lambda run: show_view(run, mode="--block", block=3),
+    "evictions": lambda run: show_view(run, mode="--evictions"),
+    "two runs": lambda run: show_two(run, Run(run.folder), None),
     "totals": lambda run: summarize(run, checker=InvariantChecker()),
 }
 
@@ -72,7 +77,8 @@ def test_an_impossible_number_is_refused_in_every_view(
     tmp_path: Path, kind: str, path: tuple[str | int, ...], value: Any
 ) -> None:
     folder = damaged(tmp_path / "run", kind, *path, value=value)
-    for view in ("steps", "check", "summary", "totals"):
+    names = ("steps", "check", "summary", "totals", "requests", "blocks", "evictions", "two runs")
+    for view in names:
         with pytest.raises(BadTraceError):
             VIEWS[view](Run(folder))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from omnicache_cli import __version__
 from omnicache_cli.report import html
 from omnicache_cli.report.html import MAX_NAME, MAX_ROWS, as_html
-from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.report.model import Cell, Facts, Lines, Mark, Picture, Report, Section, Table
 
 GOLDEN = Path(__file__).parent / "golden_report.html"
 VERSION = "omnicache 0.0.0;"
@@ -96,6 +96,13 @@ def golden_page() -> str:
             Table("Empty", ("a",), []),
             Lines("Findings", ["all is well", "  but look & again"]),
             Lines("", ["one more line"]),
+            Picture(
+                "Pool",
+                (Mark("free", 0.0), Mark("in use", 1.0)),
+                [("2", [0, 1, None]), ("1", [1, 1, 0])],
+                "step 0",
+                "step 2",
+            ),
         ),
         "0.30.0",
     )

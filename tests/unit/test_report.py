@@ -14,7 +14,16 @@ from omnicache_cli.errors import UsageError
 from omnicache_cli.report.formats import FORMATS, Format, format_for, render
 from omnicache_cli.report.json import as_json
 from omnicache_cli.report.layout import display_width, escaped, wrapped
-from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.report.model import (
+    Cell,
+    Facts,
+    Lines,
+    Mark,
+    Picture,
+    Report,
+    Section,
+    Table,
+)
 from omnicache_cli.report.text import WIDTH, as_text
 
 STEPS = Table(
@@ -226,8 +235,44 @@ def test_every_format_on_offer_can_be_rendered() -> None:
     }
 
 
+MARKS = (Mark("free", 0.0), Mark("cached", 0.25), Mark("in use", 1.0))
+
+
+def test_a_picture_has_labels_ends_and_a_legend() -> None:
+    rows = [("16", [0, 1, 2, None, 2]), ("8", [0, 0, 1, 2, None])]
+    picture = Picture("Pool", MARKS, rows, "0", "4")
+
+    assert as_text(Report("show", "T", {}, (picture,))).splitlines() == [
+        "T",
+        "",
+        "Pool",
+        "16 ·░█ █",
+        " 8 ··░█",
+        "   0   4",
+        "· free   ░ cached   █ in use",
+    ]
+
+
+def test_the_ends_of_a_narrow_picture_do_not_run_together() -> None:
+    one = Picture("", MARKS, [("1", [2])], "step 7", "step 7")
+    two = Picture("", MARKS, [("1", [2, 1])], "step 7", "step 8")
+
+    assert as_text(Report("show", "T", {}, (one,))).splitlines()[1:3] == ["1 █", "  step 7"]
+    assert as_text(Report("show", "T", {}, (two,))).splitlines()[1:3] == ["1 █░", "  step 7 step 8"]
+
+
+def test_a_picture_that_fits_into_no_line_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="rows of"):
+        Picture("Pool", MARKS, [("1", [0]), ("2", [0, 0])], "0", "1")
+    with pytest.raises(ValueError, match="rows of"):
+        Picture("Pool", MARKS, [("1", [0] * 81)], "0", "80")
+    with pytest.raises(ValueError, match="a label over"):
+        Picture("Pool", MARKS, [("x" * 19, [0])], "0", "0")
+
+
 def test_every_kind_of_section_can_be_written_in_every_format() -> None:
     sections = {Table: STEPS, Facts: Facts("F", {"a": 1}), Lines: Lines("L", ["b"])}
+    sections[Picture] = Picture("P", MARKS, [("1", [0, None, 2])], "0", "2")
     assert set(get_args(Section)) == set(sections)
     for section in sections.values():
         report = Report("show", "T", {}, (section,))

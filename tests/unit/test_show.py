@@ -1,16 +1,12 @@
 """`omnicache show`: whole outputs, as a user sees them."""
 
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.trace.records import (
     Allocated,
     BatchDescriptor,
@@ -27,37 +23,7 @@ from omnicache_cli.trace.records import (
 from omnicache_cli.trace.views import steps as steps_view
 from omnicache_cli.trace.views.words import runs_text
 from tests.unit.run_builder import Admit, Recording, cache_group, two_rounds, write_manifest
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.out.splitlines()
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Show = Callable[..., Ran]
-
-
-@pytest.fixture
-def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Show:
-    """`omnicache show` with these arguments, in this process."""
-
-    def show(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["omnicache", "show", *map(str, arguments)])
-        code = exit_code_of_run()
-        out, err = capsys.readouterr()
-        return Ran(code, out, err)
-
-    return show
+from tests.unit.showing import Ran, Show
 
 
 @pytest.fixture
@@ -929,13 +895,15 @@ def test_the_summary(show: Show, rounds: Path) -> None:
         "evicted blocks per step  0",
         "preemptions              0",
         "prefix cache resets      0",
+        "pool in use              39.7 % on average, 42.9 % at most (step 4), 42.9 % in the last "
+        "step",
         "",
         "Phase times",
-        "phase     steps  total ms  p50 ms  p99 ms",
-        "schedule      5       0.5     0.1     0.1",
-        "prepare       5       2.5     0.5     0.5",
-        "forward       5        10       2       2",
-        "sample        5       1.5     0.3     0.3",
+        "phase     steps  total ms  p50 ms  p90 ms  p99 ms  max ms",
+        "schedule      5       0.5     0.1     0.1     0.1     0.1",
+        "prepare       5       2.5     0.5     0.5     0.5     0.5",
+        "forward       5        10       2       2       2       2",
+        "sample        5       1.5     0.3     0.3     0.3     0.3",
     ]
     assert ran.err == "next: omnicache show run --check\n"
 
@@ -985,7 +953,8 @@ def test_prompts_too_short_to_hit_are_named(
     assert (data["no_hit_reason"], data["longest_prompt_tokens"]) == (reason, longest)
     lines = show(tmp_path / "run", "--summary", "--quiet").lines
     told = [] if reason is None else ["", reason]
-    assert lines[lines.index("prefix cache resets      0") + 1 :][: len(told) + 2] == [
+    pool = next(number for number, line in enumerate(lines) if line.startswith("pool in use"))
+    assert lines[pool + 1 :][: len(told) + 2] == [
         *told,
         "",
         "Phase times",
@@ -1031,11 +1000,56 @@ def test_the_share_of_each_modality_in_the_hits(show: Show, tmp_path: Path) -> N
     data = show(tmp_path / "run", "--summary", "--format", "json").json
     assert data["modal_cache_ratio"] == {"image": 22 / 32, "text": 10 / 32}
 
+    assert data["modalities"] == {
+        "image": {"queried_tokens": 60, "hit_tokens": 22, "hit_rate": 22 / 60},
+        "text": {"queried_tokens": 40, "hit_tokens": 10, "hit_rate": 10 / 40},
+    }
+
     lines = show(tmp_path / "run", "--summary").lines
-    assert lines[lines.index("Hit tokens by modality") + 1 :][:3] == [
-        "modality  tokens  share",
-        "image         22  68.8 %",
-        "text          10  31.2 %",
+    assert lines[lines.index("Tokens by modality") + 1 :][:3] == [
+        "modality  queried  hit  hit rate  share of hits",
+        "image          60   22  36.7 %    68.8 %",
+        "text           40   10  25.0 %    31.2 %",
+    ]
+
+
+def test_percentiles_and_the_longest_phase(show: Show, tmp_path: Path) -> None:
+    recording = Recording()
+    number = recording.arrive("a", 4)
+    recording.step({number: 4}, admit={number: Admit([[1, 2, 3, 4, 5, 6, 7]])})
+    for _ in range(99):
+        recording.step({number: 1})
+    for step in range(100):
+        recording.change(ForwardStep, step, forward_ns=(step + 1) * 1_000_000)
+    recording.write(tmp_path / "run")
+
+    phase = show(tmp_path / "run", "--summary", "--format", "json").json["phases"]["forward"]
+
+    assert (phase["steps"], phase["total_ns"], phase["max_ns"]) == (100, 5_050_000_000, 100_000_000)
+    assert phase["p50_ns"] == pytest.approx(50e6, rel=0.016)
+    assert phase["p90_ns"] == pytest.approx(90e6, rel=0.016)
+    assert phase["p99_ns"] == pytest.approx(99e6, rel=0.016)
+
+
+def test_pool_usage_is_the_share_of_blocks_that_are_not_free(show: Show, tmp_path: Path) -> None:
+    recording = Recording(num_blocks=11)  # ten of them can be handed out
+    number = recording.arrive("a", 4)
+    recording.step({number: 4}, admit={number: Admit([[1]])})
+    recording.step({number: 1})
+    recording.step({number: 1})
+    for step, free in enumerate((4, 1, 7)):
+        recording.change(SchedulerStep, step, num_free_blocks=free)
+    recording.write(tmp_path / "run")
+
+    assert show(tmp_path / "run", "--summary", "--format", "json").json["pools"] == [
+        {
+            "engine": "host.1.0",
+            "usable_blocks": 10,
+            "mean_usage": (6 + 9 + 3) / 30,
+            "peak_usage": 0.9,
+            "peak_step": 1,
+            "final_usage": 0.3,
+        }
     ]
 
 
@@ -1054,8 +1068,11 @@ def test_a_cache_that_was_never_asked_has_no_hit_rate(show: Show, tmp_path: Path
         "steps": 0,
         "total_ns": None,
         "p50_ns": None,
+        "p90_ns": None,
         "p99_ns": None,
+        "max_ns": None,
     }
+    assert data["pools"] == []
     lines = show(tmp_path / "run", "--summary").lines
     assert "hit rate                 not known: the prefix cache was never asked" in lines
     assert lines[-2:] == [
@@ -1095,6 +1112,35 @@ def test_one_engine_can_be_chosen(engine: str, show: Show, two_engines: Path) ->
 
     data = show(two_engines, "--summary", "--engine", engine, "--format", "json").json
     assert (data["steps"], data["requests"]) == (1, 1)
+
+
+def test_each_engine_has_its_pool(show: Show, two_engines: Path) -> None:
+    lines = show(two_engines, "--summary").lines
+
+    assert lines[1] == "engines                  2"
+    assert lines[lines.index("Pool in use") + 1 :][:3] == [
+        "engine       blocks  mean    peak    in step  in the last step",
+        "0, host.1.0      63  36.5 %  36.5 %        0  36.5 %",
+        "1, host.2.0      63  36.5 %  36.5 %        0  36.5 %",
+    ]
+
+
+def test_a_violation_names_its_engine_where_there_are_several(
+    show: Show, two_engines: Path
+) -> None:
+    recording = Recording(engine="host.2.0")
+    number = recording.arrive("a", 20)
+    recording.step({number: 20}, admit={number: Admit([[1, 2]])})
+    recording.change_group(0, slot_mapping=[0, 20])
+    recording.write(two_engines, name="host.2")
+
+    ran = show(two_engines, "--check")
+
+    assert (
+        "1: slots follow the block table: engine host.2.0, step 0, rank 0, group 0, request a, "
+        "row 0" in ran.lines
+    )
+    assert ran.err == "next: omnicache show run --step 0 --engine 1\n"
 
 
 def test_several_engines_want_a_choice(show: Show, two_engines: Path) -> None:
@@ -1169,9 +1215,15 @@ def test_a_damaged_vector_is_bad_input(show: Show, rounds: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", [[], ["--step", 0], ["--request", "a"], ["--check"], ["--summary"]]
+    "mode",
+    [
+        *([], ["--step", 0], ["--request", "a"], ["--check"], ["--summary"]),
+        *(["--requests"], ["--blocks"], ["--block", 1], ["--evictions"], ["run"]),
+    ],
 )
-def test_text_fits_100_columns(mode: list[object], show: Show, tmp_path: Path) -> None:
+def test_text_fits_100_columns(
+    mode: list[object], show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recording = Recording(num_blocks=1 << 20)
     number = recording.arrive("a", 100_000)
     recording.next_step = 123_456
@@ -1180,6 +1232,7 @@ def test_text_fits_100_columns(mode: list[object], show: Show, tmp_path: Path) -
     recording.next_step = 0
     other = recording.arrive("b", 16)
     recording.step({number: 1, other: 16}, admit={other: Admit([[1]])}, grow={number: [[2]]})
+    monkeypatch.chdir(tmp_path)
 
     ran = show(recording.write(tmp_path / "run"), *mode)
 

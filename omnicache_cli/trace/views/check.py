@@ -39,7 +39,7 @@ def show_check(run: Run, engine: str | None) -> View:
     if unchecked:
         sections.append(Lines("Not checked", unchecked))
     if found:
-        sections += [_violation_lines(found)]
+        sections += [_violation_lines(run, found)]
         if broken > TEXT_VIOLATIONS:
             more = broken - TEXT_VIOLATIONS
             sections.append(Lines("", [f"… and {more:,} more; --format json for all"]))
@@ -51,6 +51,8 @@ def show_check(run: Run, engine: str | None) -> View:
         run.vllm_version,
     )
     hint = f"--step {found[0].step}" if found else "--summary"
+    if found and len(run.engines) > 1:
+        hint += f" --engine {list(run.engines).index(found[0].engine)}"
     return View(report, hint, EXIT_DIFFERS if broken else EXIT_DONE)
 
 
@@ -89,10 +91,11 @@ def _unchecked_lines(checker: InvariantChecker, run: Run) -> list[str]:
     return lines
 
 
-def _violation_lines(found: list[Violation]) -> Lines:
+def _violation_lines(run: Run, found: list[Violation]) -> Lines:
     lines = []
     for one in found[:TEXT_VIOLATIONS]:
-        where = [f"step {one.step}"]
+        where = [f"engine {one.engine}"] if len(run.engines) > 1 else []
+        where += [f"step {one.step}"]
         where += [f"rank {one.rank}"] if one.rank is not None else []
         where += [f"group {one.group}"] if one.group is not None else []
         where += [f"request {one.request}"] if one.request is not None else []

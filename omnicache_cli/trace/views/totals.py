@@ -5,9 +5,11 @@ from typing import Any
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.trace.records import MISSING_HOOK
 from omnicache_cli.trace.run import Run
-from omnicache_cli.trace.summary import Summary, summarize
+from omnicache_cli.trace.summary import PoolUsage, Summary, summarize
 from omnicache_cli.trace.views.view import View, steps_of
 from omnicache_cli.trace.views.words import counted, milliseconds
+
+_PHASE_COLUMNS = ("phase", "steps", "total ms", "p50 ms", "p90 ms", "p99 ms", "max ms")
 
 
 def show_summary(run: Run, engine: str | None) -> View:
@@ -21,13 +23,10 @@ def summary_report(run: Run, summary: Summary, command: str = "show") -> Report:
     remarks = [one for one in (no_hit_reason(summary), version_remark(summary)) if one is not None]
     if remarks:
         sections.append(Lines("", remarks))
-    ratio = summary.modal_cache_ratio
-    if ratio is not None and len(ratio) > 1:
-        rows = [
-            (modality, tokens, _percent(tokens / summary.hit_tokens))
-            for modality, tokens in sorted(summary.hit_tokens_by_modality.items())
-        ]
-        sections.append(Table("Hit tokens by modality", ("modality", "tokens", "share"), rows))
+    if len(summary.queried_tokens_by_modality) > 1:
+        sections.append(_modality_table(summary))
+    if len(summary.pools) > 1:
+        sections.append(_pool_table(summary))
     sections.append(_phase_table(summary))
     warnings = _warnings(summary)
     if warnings:
@@ -43,7 +42,8 @@ def summary_report(run: Run, summary: Summary, command: str = "show") -> Report:
 
 def _facts(summary: Summary) -> Facts:
     endings = ", ".join(f"{count} {status}" for status, count in summary.num_finished.items())
-    items: dict[str, Cell] = {
+    items: dict[str, Cell] = {"engines": len(summary.pools)} if len(summary.pools) > 1 else {}
+    items |= {
         "steps": summary.num_steps,
         "forward passes": summary.num_forwards,
         "requests": summary.num_arrived,
@@ -65,6 +65,8 @@ def _facts(summary: Summary) -> Facts:
         items["hit tokens after a preemption"] = summary.resumed_hit_tokens
     if summary.external_tokens:
         items["tokens from a KV connector"] = summary.external_tokens
+    if len(summary.pools) == 1:
+        items["pool in use"] = _pool_text(next(iter(summary.pools.values())))
     if summary.broken_invariants is not None:
         items["broken invariants"] = summary.broken_invariants
     return Facts("", items)
@@ -95,8 +97,50 @@ def version_remark(summary: Summary) -> str | None:
     return f"omnicache was not tried with vLLM {summary.untested_vllm}; {found}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.1f} %"
+
+
+def _usage(share: float | None) -> str | None:
+    """Three digits: a large pool is used by a hundredth of a percent."""
+    return None if share is None else f"{100 * share:.3g} %"
+
+
+def _pool_text(pool: PoolUsage) -> str:
+    if pool.peak is None:
+        return "not known: the pool has no block"
+    return (
+        f"{_usage(pool.mean)} on average, {_usage(pool.peak)} at most (step {pool.peak_step}), "
+        f"{_usage(pool.final)} in the last step"
+    )
+
+
+def _pool_table(summary: Summary) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            f"{number}, {name}",
+            pool.num_blocks,
+            *map(_usage, (pool.mean, pool.peak)),
+            pool.peak_step,
+            _usage(pool.final),
+        )
+        for number, (name, pool) in enumerate(summary.pools.items())
+    ]
+    return Table(
+        "Pool in use", ("engine", "blocks", "mean", "peak", "in step", "in the last step"), rows
+    )
+
+
+def _modality_table(summary: Summary) -> Table:
+    rates = summary.hit_rate_by_modality
+    rows: list[tuple[Cell, ...]] = []
+    for modality, queried in sorted(summary.queried_tokens_by_modality.items()):
+        hit = summary.hit_tokens_by_modality[modality]
+        share = hit / summary.hit_tokens if summary.hit_tokens else None
+        rows.append((modality, queried, hit, _percent(rates.get(modality)), _percent(share)))
+    return Table(
+        "Tokens by modality", ("modality", "queried", "hit", "hit rate", "share of hits"), rows
+    )
 
 
 def _phase_table(summary: Summary) -> Table:
@@ -105,12 +149,12 @@ def _phase_table(summary: Summary) -> Table:
             name,
             phase.count,
             milliseconds(phase.total_ns if phase.count else None),
-            milliseconds(phase.percentile(50)),
-            milliseconds(phase.percentile(99)),
+            *(milliseconds(phase.percentile(percent)) for percent in (50, 90, 99)),
+            milliseconds(phase.longest_ns),
         )
         for name, phase in summary.phases.items()
     ]
-    return Table("Phase times", ("phase", "steps", "total ms", "p50 ms", "p99 ms"), rows)
+    return Table("Phase times", _PHASE_COLUMNS, rows)
 
 
 def _warnings(summary: Summary) -> list[str]:
@@ -155,6 +199,25 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         "kv_cache_hit_rate": summary.kv_cache_hit_rate,
         "no_hit_reason": no_hit_reason(summary),
         "modal_cache_ratio": summary.modal_cache_ratio,
+        "modalities": {
+            modality: {
+                "queried_tokens": queried,
+                "hit_tokens": summary.hit_tokens_by_modality[modality],
+                "hit_rate": summary.hit_rate_by_modality.get(modality),
+            }
+            for modality, queried in sorted(summary.queried_tokens_by_modality.items())
+        },
+        "pools": [
+            {
+                "engine": name,
+                "usable_blocks": pool.num_blocks,
+                "mean_usage": pool.mean,
+                "peak_usage": pool.peak,
+                "peak_step": pool.peak_step,
+                "final_usage": pool.final,
+            }
+            for name, pool in summary.pools.items()
+        ],
         "evicted_blocks": summary.evicted_blocks,
         "eviction_frequency": summary.eviction_frequency,
         "preemptions": summary.preemptions,
@@ -171,7 +234,9 @@ def summary_data(summary: Summary) -> dict[str, Any]:
                 "steps": phase.count,
                 "total_ns": phase.total_ns if phase.count else None,
                 "p50_ns": phase.percentile(50),
+                "p90_ns": phase.percentile(90),
                 "p99_ns": phase.percentile(99),
+                "max_ns": phase.longest_ns,
             }
             for name, phase in summary.phases.items()
         },

@@ -42,3 +42,10 @@ def is_engine(run: Run, name: str, wanted: str | None) -> bool:
 
 def engine_choices(run: Run) -> str:
     return ", ".join(f"{number} ({name})" for number, name in enumerate(run.engines)) or "none"
+
+
+def engine_title(run: Run, name: str) -> str:
+    """The heading of what is about one engine: empty where the run has no other."""
+    if len(run.engines) < 2:
+        return ""
+    return f"Engine {list(run.engines).index(name)}, {name}"

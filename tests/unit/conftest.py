@@ -1,0 +1,21 @@
+"""Fixtures that more than one file of unit tests has."""
+
+import sys
+
+import pytest
+
+from omnicache_cli.cli.main import exit_code_of_run
+from tests.unit.showing import Ran, Show
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Show:
+    """`omnicache show` with these arguments, in this process."""
+
+    def show(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["omnicache", "show", *map(str, arguments)])
+        code = exit_code_of_run()
+        out, err = capsys.readouterr()
+        return Ran(code, out, err)
+
+    return show
