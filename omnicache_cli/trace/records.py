@@ -202,10 +202,12 @@ class HashesMoved(Event, frozen=True, tag="move"):
 
 
 class Freed(Event, frozen=True, tag="free"):
-    """`request` gave blocks back; these reached reference count 0, in the order they were given."""
+    """`request` gave blocks back, in this order: those that nobody uses any more (reference count
+    0), and those that other requests still hold."""
 
     request: int
     block_ids: Runs
+    still_held: Runs = []
 
 
 class Preempted(Event, frozen=True, tag="preempt"):

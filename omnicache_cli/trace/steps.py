@@ -13,6 +13,7 @@ from omnicache_cli.trace.records import (
     EngineSource,
     Finished,
     ForwardStep,
+    Freed,
     GroupForward,
     Hashed,
     Preempted,
@@ -244,6 +245,18 @@ class SchedulerState:
                 request.num_output_tokens = event.num_output_tokens
             elif isinstance(event, Preempted):
                 self._request(event.request, None).block_ids = []
+            elif isinstance(event, Freed):
+                self._empty_columns(event)
+
+    def _empty_columns(self, event: Freed) -> None:
+        """What a running request frees lies behind a window or an older state: null blocks now."""
+        request = self.requests.get(event.request)
+        if request is None or request.status is not None:
+            return
+        gone = {*from_runs(event.block_ids), *from_runs(event.still_held)}
+        request.block_ids = [
+            [0 if block in gone else block for block in table] for table in request.block_ids
+        ]
 
     def forget(self, events: list[AnyEvent]) -> None:
         """Drop the requests that these events finished; nothing later may name them."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.model_fixtures import tiny_image_model, tiny_text_model
+from tests.engine.model_fixtures import tiny_image_model, tiny_models, tiny_text_model
 
-__all__ = ["tiny_image_model", "tiny_text_model"]
+__all__ = ["tiny_image_model", "tiny_models", "tiny_text_model"]
 
 # Set before anything imports vLLM, which reads some of them only once.
 os.environ.update(

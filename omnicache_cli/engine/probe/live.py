@@ -128,12 +128,6 @@ def worker_source(runner: Any, context: Any, *, source: int, engine: str | None)
     metadata = context.attn_metadata if isinstance(context.attn_metadata, dict) else {}
     groups = runner.kv_cache_config.kv_cache_groups
     of_groups = [of_group(metadata, group) for group in groups]
-    on_device = {
-        "block_table": "BlockTable.block_table.np",
-        "query_start_loc": "GPUModelRunner.query_start_loc.np",
-        "seq_lens": "GPUModelRunner.optimistic_seq_lens_cpu",
-        "slot_mapping": "copied from the device beside the step, read at the next one",
-    }
     return WorkerSource(
         source=source,
         engine=engine,
@@ -148,8 +142,29 @@ def worker_source(runner: Any, context: Any, *, source: int, engine: str | None)
         ],
         kv_cache_shapes=_kv_cache_shapes(runner),
         kv_cache_dtype=str(runner.kv_cache_dtype).removeprefix("torch."),
-        read_from={} if runner.device.type == "cpu" else on_device,
+        read_from=_read_from(runner, of_groups),
     )
+
+
+_RUNNER_COPIES = {
+    "block_table": "BlockTable.block_table.np",
+    "query_start_loc": "GPUModelRunner.query_start_loc.np",
+    "seq_lens": "GPUModelRunner.optimistic_seq_lens_cpu",
+}
+"""Vectors of a step that the runner keeps on the CPU too."""
+
+
+def _read_from(runner: Any, of_groups: Sequence[Any]) -> dict[str, str]:
+    """Vectors that are not read from the metadata: it is on a device, or its class lacks them."""
+    if runner.device.type != "cpu":
+        copied = "copied from the device beside the step, read at the next one"
+        return {**_RUNNER_COPIES, "slot_mapping": copied}
+    found = {}
+    for name, where in _RUNNER_COPIES.items():
+        lacking = [str(n) for n, one in enumerate(of_groups) if _on_cpu(one, name) is None]
+        if lacking:
+            found[name] = f"{where}, of KV cache groups: {', '.join(lacking)}"
+    return found
 
 
 def parallel_rank(getter: str) -> int:

@@ -141,9 +141,11 @@ class SchedulerProbe:
         self._events.append(HashesMoved(source_block_id, target_block_id))
 
     def free(self, blocks: list[Any]) -> None:
-        ids = [block.block_id for block in blocks if block.ref_cnt == 0 and not block.is_null]
-        if ids:
-            self._events.append(Freed(self._number(self.request), to_runs(ids)))
+        given = [block for block in blocks if not block.is_null]
+        if given:
+            freed = to_runs([block.block_id for block in given if block.ref_cnt == 0])
+            held = to_runs([block.block_id for block in given if block.ref_cnt])
+            self._events.append(Freed(self._number(self.request), freed, held))
 
     def reset(self, *, successful: bool) -> None:
         if successful:

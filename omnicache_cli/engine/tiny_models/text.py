@@ -11,6 +11,11 @@ from omnicache_cli.engine.tiny_models.tokenizer import (
 from omnicache_cli.engine.tiny_models.weights import random_weights
 
 MAX_POSITIONS = 40_960
+HIDDEN_SIZE = 64
+NUM_LAYERS = 2
+NUM_HEADS = 4
+NUM_KV_HEADS = 2
+HEAD_DIM = 32  # the least that vLLM's CPU attention takes
 
 
 def text_model_files() -> dict[str, bytes]:
@@ -20,12 +25,12 @@ def text_model_files() -> dict[str, bytes]:
         architectures=["Qwen3ForCausalLM"],
         dtype="bfloat16",
         vocab_size=VOCAB_SIZE,
-        hidden_size=64,
+        hidden_size=HIDDEN_SIZE,
         intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,  # the least that vLLM's CPU attention takes
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=False,
         eos_token_id=special_id(EOS_TOKEN),

@@ -22,7 +22,7 @@ from omnicache_cli.trace.steps import Request, ScheduledRequest, Step
 from omnicache_cli.trace.views.names import RequestName, find_request
 from omnicache_cli.trace.views.reasons import why_computed
 from omnicache_cli.trace.views.view import View
-from omnicache_cli.trace.views.words import blocks_text, counted, runs_text, who
+from omnicache_cli.trace.views.words import blocks_text, counted, freed_text, runs_text, who
 
 
 @dataclass(slots=True)
@@ -198,8 +198,11 @@ class _Life:
                 data = {"block_ids": [event.block_id], "group": event.group}
                 self._append(step, "cache", words, data)
             case Freed():
-                blocks = from_runs(event.block_ids)
-                self._append(step, "free", f"frees {blocks_text(blocks)}", {"block_ids": blocks})
+                data = {
+                    "block_ids": from_runs(event.block_ids),
+                    "still_held": from_runs(event.still_held),
+                }
+                self._append(step, "free", freed_text(event), data)
             case Finished():
                 output = counted(event.num_output_tokens, "output token")
                 data = {"status": event.status, "num_output_tokens": event.num_output_tokens}
