@@ -241,7 +241,8 @@ AnyEvent = (
 
 
 class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A waiting request starts to run: first time, or again after a preemption.
+    """A waiting request starts to run: first time, again after a preemption, or, of a
+    streaming-input session, with the next part of its prompt; then the cache is not asked.
 
     Of a first admission, hit_tokens and queried_tokens are what vLLM adds to its counters
     prefix_cache_hits and prefix_cache_queries; it does not count resumed ones there.
@@ -253,6 +254,7 @@ class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
     queried_tokens: Tokens  # 0: the cache was not asked (off, or the request skips it)
     block_ids: list[Runs]  # whole table, per group
     resumed: bool = False
+    session_prompt_tokens: Tokens | None = None  # of a session's next part: its prompt by now
 
 
 class SchedulerStep(Record, frozen=True, tag="schedule"):

@@ -31,7 +31,7 @@ class Entry:
 
     first_step: int
     last_step: int
-    kind: str  # arrive, admit, resume, compute, decode, take, cache, evict, free, preempt, finish
+    kind: str  # arrive, admit, resume, continue, compute, decode, take, cache, evict, free, ...
     words: str
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -138,6 +138,15 @@ class _Life:
         self._append(step.number, "compute", words, data)
 
     def _admit(self, step: Step, admission: Admission) -> None:
+        if admission.session_prompt_tokens is not None:
+            tokens = counted(admission.session_prompt_tokens, "token")
+            words = f"goes on with the next part of its prompt, {tokens} by now"
+            data: dict[str, Any] = {
+                "num_prompt_tokens": admission.session_prompt_tokens,
+                "num_computed_tokens": admission.num_computed_tokens,
+            }
+            self._append(step.number, "continue", words, data)
+            return
         self.admissions.append(admission)
         if not admission.resumed:
             self.why_computed = why_computed(step.engine, admission)
