@@ -109,6 +109,13 @@ def test_tokens_with_tracing_equal_tokens_without(traced: Traced, model: Path, s
     assert tokens(plain) == tokens(traced.outcomes)
 
 
+def test_greedy_output_is_readable_and_depends_on_prompt_and_adapter(traced: Traced) -> None:
+    outputs = tokens(traced.outcomes)
+    assert len(set(outputs.values())) == len(outputs) / 2  # each prompt twice, the same both times
+    assert all(0x20 <= token < 0x7F for output in outputs.values() for token in output)
+    assert {len(output) for output in outputs.values()} == {40}
+
+
 def test_every_view_of_the_run_is_shown(
     traced: Traced, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The `hybrid` kind: a Qwen3-Next of about 400 thousand parameters, three state layers and one of
+"""The `hybrid` kind: a Qwen3-Next of about 600 thousand parameters, three state layers and one of
 attention.
 
 The state layers keep one state per sequence instead of keys and values per token; vLLM makes one
@@ -7,15 +7,13 @@ KV cache group of each, and sizes all blocks so that a state fits into one.
 
 import logging
 
+from omnicache_cli.engine.tiny_models.checkpoint import checkpoint_files
 from omnicache_cli.engine.tiny_models.tokenizer import (
     EOS_TOKEN,
     PAD_TOKEN,
     VOCAB_SIZE,
-    generation_config,
     special_id,
-    tokenizer_files,
 )
-from omnicache_cli.engine.tiny_models.weights import random_weights
 
 MAX_POSITIONS = 32_768
 STATE_HEAD_SIZE = 128
@@ -54,15 +52,11 @@ def hybrid_model_files() -> dict[str, bytes]:
     logger = logging.getLogger(Qwen3NextForCausalLM.__module__)
     logger.addFilter(_nothing)
     try:
-        weights = random_weights(lambda: Qwen3NextForCausalLM(config))
+        return checkpoint_files(
+            config, lambda: Qwen3NextForCausalLM(config), max_positions=MAX_POSITIONS
+        )
     finally:
         logger.removeFilter(_nothing)
-    return {
-        "config.json": config.to_json_string().encode(),
-        "generation_config.json": generation_config(),
-        "model.safetensors": weights,
-        **tokenizer_files(MAX_POSITIONS),
-    }
 
 
 def _nothing(_: logging.LogRecord) -> bool:

@@ -3,15 +3,13 @@
 vLLM makes two KV cache groups of it, one per kind of attention, over one pool of blocks.
 """
 
+from omnicache_cli.engine.tiny_models.checkpoint import checkpoint_files
 from omnicache_cli.engine.tiny_models.tokenizer import (
     EOS_TOKEN,
     PAD_TOKEN,
     VOCAB_SIZE,
-    generation_config,
     special_id,
-    tokenizer_files,
 )
-from omnicache_cli.engine.tiny_models.weights import random_weights
 
 MAX_POSITIONS = 32_768
 SLIDING_WINDOW = 64
@@ -40,9 +38,4 @@ def sliding_model_files() -> dict[str, bytes]:
         eos_token_id=special_id(EOS_TOKEN),
         pad_token_id=special_id(PAD_TOKEN),
     )
-    return {
-        "config.json": config.to_json_string().encode(),
-        "generation_config.json": generation_config(),
-        "model.safetensors": random_weights(lambda: Gemma3ForCausalLM(config)),
-        **tokenizer_files(MAX_POSITIONS),
-    }
+    return checkpoint_files(config, lambda: Gemma3ForCausalLM(config), max_positions=MAX_POSITIONS)

@@ -1,14 +1,12 @@
 """The `text` kind: a Qwen3 of about 130 thousand parameters."""
 
+from omnicache_cli.engine.tiny_models.checkpoint import checkpoint_files
 from omnicache_cli.engine.tiny_models.tokenizer import (
     EOS_TOKEN,
     PAD_TOKEN,
     VOCAB_SIZE,
-    generation_config,
     special_id,
-    tokenizer_files,
 )
-from omnicache_cli.engine.tiny_models.weights import random_weights
 
 MAX_POSITIONS = 40_960
 HIDDEN_SIZE = 64
@@ -36,9 +34,4 @@ def text_model_files() -> dict[str, bytes]:
         eos_token_id=special_id(EOS_TOKEN),
         pad_token_id=special_id(PAD_TOKEN),
     )
-    return {
-        "config.json": config.to_json_string().encode(),
-        "generation_config.json": generation_config(),
-        "model.safetensors": random_weights(lambda: Qwen3ForCausalLM(config)),
-        **tokenizer_files(MAX_POSITIONS),
-    }
+    return checkpoint_files(config, lambda: Qwen3ForCausalLM(config), max_positions=MAX_POSITIONS)
