@@ -213,7 +213,7 @@ def test_reset(tiny_text_model: Path, tmp_path: Path, capfd: pytest.CaptureFixtu
     events = [(step.number, event) for step in ran.steps for event in step.after]
     assert [(n, one) for n, one in events if isinstance(one, CacheReset)] == [(7, CacheReset(True))]
     said = [line for line in capfd.readouterr().out.splitlines() if line.endswith("tokens hit")]
-    assert said == ["0 of 152 tokens hit", "128 of 152 tokens hit"] * 2
+    assert said == ["0 of 150 tokens hit", "128 of 150 tokens hit"] * 2
 
 
 def module_of(path: Path) -> ModuleType:
