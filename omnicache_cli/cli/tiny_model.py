@@ -15,8 +15,13 @@ from omnicache_cli.report.output import check_output, deliver, note
 FIRST_TRACE = {
     "text": '--block-size 32 --rounds 2 --prompt "The cache remembers every full block." -o run',
     "image": "--block-size 32 --rounds 2 --prompts prompts.jsonl -o run (the file: docs/trace.md)",
+    "sliding": '--block-size 32 --rounds 2 --prompt "$(yes full blocks | head -c 600)" -o run',
+    "mla": '--rounds 2 --prompt "The cache remembers every full block." -o run',
+    "hybrid": '--block-size 32 --rounds 2 --prompt "$(yes full blocks | head -c 1200)" -o run',
+    "lora": "--block-size 32 --rounds 2 --prompts prompts.jsonl -o run (the file: docs/trace.md)",
 }
-"""Per kind, options with which the second round hits a block (a token is a character)."""
+"""Per kind, options with which the second round hits a block (a token is a character), where the
+engine caches the kind at all."""
 
 
 def _kinds() -> dict[str, str]:

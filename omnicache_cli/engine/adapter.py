@@ -87,6 +87,7 @@ def engine_source(
             "kv_cache_dtype": str(cache.cache_dtype),
             "prefix_caching_hash_algo": str(cache.prefix_caching_hash_algo),
             "mamba_cache_mode": str(cache.mamba_cache_mode),
+            "prefix_cache_retention_interval": cache.prefix_cache_retention_interval,
             "enforce_eager": bool(model.enforce_eager),
             "use_v2_model_runner": bool(scheduler.use_v2_model_runner),
             "num_spec_tokens": int(scheduler.num_spec_tokens),

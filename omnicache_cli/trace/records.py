@@ -219,10 +219,12 @@ class HashesMoved(Event, frozen=True, tag="move"):
 
 
 class Freed(Event, frozen=True, tag="free"):
-    """`request` gave blocks back; these reached reference count 0, in the order they were given."""
+    """`request` gave blocks back, in this order: those that nobody uses any more (reference count
+    0), and those that other requests still hold."""
 
     request: int
     block_ids: Runs
+    still_held: Runs = []
 
 
 class Preempted(Event, frozen=True, tag="preempt"):
@@ -257,7 +259,8 @@ AnyEvent = (
 
 
 class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A waiting request starts to run: first time, or again after a preemption.
+    """A waiting request starts to run: first time, again after a preemption, or, of a
+    streaming-input session, with the next part of its prompt; then the cache is not asked.
 
     Of a first admission, hit_tokens and queried_tokens are what vLLM adds to its counters
     prefix_cache_hits and prefix_cache_queries; it does not count resumed ones there.
@@ -270,6 +273,7 @@ class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
     block_ids: list[Runs]  # whole table, per group
     resumed: bool = False
     group_hit_tokens: list[Tokens] = []  # of several groups: each one's own longest hit
+    session_prompt_tokens: Tokens | None = None  # of a session's next part: its prompt by now
 
 
 class SchedulerStep(Record, frozen=True, tag="schedule"):

@@ -6,6 +6,8 @@ restore the rest: a step that names no batch has the batch of the step before.
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from omnicache_cli.errors import BadTraceError
 from omnicache_cli.trace.records import (
     AnyEvent,
@@ -13,6 +15,7 @@ from omnicache_cli.trace.records import (
     EngineSource,
     Finished,
     ForwardStep,
+    Freed,
     GroupForward,
     Hashed,
     Preempted,
@@ -56,7 +59,7 @@ class ScheduledRequest:
     request: Request
     num_computed_tokens: int  # when the step began, the hit included
     num_scheduled_tokens: int
-    hit_tokens: int | None  # prefix-cache hit; None: not admitted in this step
+    hit_tokens: int | None  # prefix-cache hit; None: the cache is not asked, it runs already
     resumed: bool = False
 
 
@@ -165,7 +168,9 @@ class Step:
             self.requests, self.num_computed_tokens, tokens, strict=True
         ):
             admission = admitted.get(request.number)
-            hit = None if admission is None else admission.hit_tokens
+            hit = None
+            if admission is not None and admission.session_prompt_tokens is None:
+                hit = admission.hit_tokens
             resumed = admission is not None and admission.resumed
             shares.append(ScheduledRequest(request, computed, scheduled, hit, resumed))
         return shares
@@ -204,6 +209,10 @@ class SchedulerState:
             request = self._request(one.request, record.step)
             request.block_ids = [from_runs(runs) for runs in one.block_ids]
             request.num_admissions += 1
+            if one.session_prompt_tokens is not None:
+                request.record = replace(
+                    request.record, num_prompt_tokens=one.session_prompt_tokens
+                )
         for number, additions in record.new_block_ids:
             _extend_table(self._request(number, record.step).block_ids, additions)
         if record.scheduled is not None:
@@ -245,6 +254,18 @@ class SchedulerState:
                 request.num_output_tokens = event.num_output_tokens
             elif isinstance(event, Preempted):
                 self._request(event.request, None).block_ids = []
+            elif isinstance(event, Freed):
+                self._empty_columns(event)
+
+    def _empty_columns(self, event: Freed) -> None:
+        """What a running request frees lies behind a window or an older state: null blocks now."""
+        request = self.requests.get(event.request)
+        if request is None or request.status is not None:
+            return
+        gone = {*from_runs(event.block_ids), *from_runs(event.still_held)}
+        request.block_ids = [
+            [0 if block in gone else block for block in table] for table in request.block_ids
+        ]
 
     def forget(self, events: list[AnyEvent]) -> None:
         """Drop the requests that these events finished; nothing later may name them."""

@@ -283,6 +283,8 @@ def _add_arrivals(summary: Summary, requests: Iterable[Request]) -> None:
 
 
 def _add_admission(summary: Summary, admission: Admission, request: RequestRecord | None) -> None:
+    if admission.session_prompt_tokens is not None:
+        return  # a session that goes on with the blocks it has
     if admission.resumed:  # vLLM keeps these out of its counters too
         summary.resumed_hit_tokens += admission.hit_tokens
         return

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.model_fixtures import tiny_image_model, tiny_text_model
+from tests.engine.model_fixtures import tiny_image_model, tiny_models, tiny_text_model
 
-__all__ = ["tiny_image_model", "tiny_text_model"]
+__all__ = ["tiny_image_model", "tiny_models", "tiny_text_model"]
 
 # VLLM_PLUGINS leaves out vLLM-Omni, which is installed too and would patch every vLLM process.
 # `make test-engine` runs some of the tests again with it.

@@ -69,8 +69,9 @@ def chat(engine: Any, content: Any) -> Any:
 
 def digests(directory: Path) -> dict[str, str]:
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.iterdir())
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -209,24 +210,24 @@ def test_transformers_reads_the_processor_and_its_chat_template(tiny_image_model
 
 
 def test_a_build_gives_the_same_bytes_in_every_process_and_says_nothing(
-    tiny_text_model: Path, tiny_image_model: Path, tmp_path: Path
+    tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from omnicache_cli.engine.tiny_models import build_tiny_model\n"
-        "for kind in ('text', 'image'): build_tiny_model(kind, Path(sys.argv[1]) / kind)\n"
+        "for kind in sys.argv[2:]: build_tiny_model(kind, Path(sys.argv[1]) / kind)\n"
     )
 
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
+        [sys.executable, "-c", code, str(tmp_path), *TINY_MODEL_KINDS],
         env={**os.environ, "PYTHONHASHSEED": "12345"},
         capture_output=True,
         text=True,
         check=True,
     )
 
-    assert digests(tmp_path / "text") == digests(tiny_text_model)
-    assert digests(tmp_path / "image") == digests(tiny_image_model)
+    for kind in TINY_MODEL_KINDS:
+        assert digests(tmp_path / kind) == digests(tiny_models[kind])
     assert (ran.stdout, ran.stderr) == ("", "")
 
 
@@ -246,4 +247,4 @@ def test_a_build_leaves_the_callers_torch_state_alone(kind: str, tmp_path: Path)
 def test_a_tiny_model_takes_less_than_two_megabytes(kind: str, tmp_path: Path) -> None:
     build_tiny_model(kind, tmp_path / kind)
 
-    assert sum(path.stat().st_size for path in (tmp_path / kind).iterdir()) < 2_000_000
+    assert sum(path.stat().st_size for path in (tmp_path / kind).rglob("*")) < 2_000_000

@@ -10,7 +10,6 @@ from omnicache_cli.cli.app import app
 from omnicache_cli.errors import BadInputError, EngineFailedError, RefusedOutputError, UsageError
 from omnicache_cli.trace.manifest import read_manifest
 from omnicache_cli.trace.run import Run
-from tests.engine.model_fixtures import write_lora
 
 SMALL = [
     *("--block-size", "32", "--max-model-len", "1024", "--max-num-seqs", "4"),
@@ -96,9 +95,10 @@ def test_trace_prints_the_totals_and_leaves_a_private_run_folder(
 
 
 def test_a_prompts_file_with_lora_salt_and_token_ids_is_traced(
-    tiny_text_model: Path, tmp_path: Path
+    tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    write_lora(tiny_text_model, tmp_path / "adapter")
+    model = tiny_models["lora"]
+    (tmp_path / "adapter").symlink_to(model / "adapter-a")
     lines = [
         {"prompt_token_ids": list(range(10, 80)), "lora": "adapter"},
         {"prompt_token_ids": list(range(10, 80))},
@@ -109,7 +109,7 @@ def test_a_prompts_file_with_lora_salt_and_token_ids_is_traced(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps(one) for one in lines) + "\n")
     run = tmp_path / "run"
-    assert omnicache("trace", tiny_text_model, "--prompts", prompts, *SMALL, "-o", run) == 0
+    assert omnicache("trace", model, "--prompts", prompts, *SMALL, "-o", run) == 0
     requests = {
         one.request.external_id: (one.hit_tokens, one.request.record)
         for step in Run(run).steps()

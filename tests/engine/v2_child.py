@@ -204,7 +204,9 @@ def on_device(options: EngineOptions, folder: Path) -> Told:
         patch.object(
             runner_v2,
             "layout_of",
-            lambda runner: live.Layout(list(runner.kernel_block_sizes), live_v2._READ_FROM),
+            lambda runner, metadata: live.Layout(
+                list(runner.kernel_block_sizes), live_v2._READ_FROM
+            ),
         ),
     ):
         return traced(options, folder)

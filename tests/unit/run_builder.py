@@ -53,6 +53,7 @@ class Admit:
     hit: int = 0
     external: int = 0
     resumed: bool = False
+    session_prompt_tokens: int | None = None  # a session that goes on from where it stands
 
 
 class Recording:
@@ -142,12 +143,15 @@ class Recording:
         happened = list(events)
         admissions = []
         for number, one in (admit or {}).items():
+            session = one.session_prompt_tokens is not None
+            held = self._tables[number] if session else [[] for _ in one.tables]
             self._tables[number] = [list(table) for table in one.tables]
-            self._computed[number] = one.hit + one.external
+            if not session:
+                self._computed[number] = one.hit + one.external
             fresh = [
                 block
-                for group, table in zip(self.groups, one.tables, strict=True)
-                for block in table[-(-one.hit // group.block_size) :]
+                for group, table, old in zip(self.groups, one.tables, held, strict=True)
+                for block in table[max(len(old), -(-one.hit // group.block_size)) :]
                 if block
             ]
             if fresh:
@@ -155,11 +159,12 @@ class Recording:
             admissions.append(
                 Admission(
                     number,
-                    one.hit + one.external,
+                    self._computed[number],
                     one.hit,
-                    self._prompts[number],
+                    0 if session else self._prompts[number],
                     [to_runs(list(table)) for table in one.tables],
                     one.resumed,
+                    session_prompt_tokens=one.session_prompt_tokens,
                 )
             )
         for number, additions in (grow or {}).items():

@@ -15,6 +15,7 @@ from omnicache_cli.trace.records import (
     EngineSource,
     Evicted,
     ForwardStep,
+    Freed,
     MultiModalSpan,
     RankStep,
     SchedulerStep,
@@ -355,7 +356,77 @@ def test_the_events_of_a_step_are_told_in_words(show: Show, tmp_path: Path) -> N
         "#0 frees blocks 3 .. 1",
     ]
     data = show(tmp_path / "run", "--step", 1, "--format", "json").json
-    assert data["events"][1] == {"event": "free", "request": 1, "block_ids": [4, 3]}
+    assert data["events"][1] == {
+        "event": "free",
+        "request": 1,
+        "block_ids": [4, 3],
+        "still_held": [],
+    }
+
+
+def test_a_running_request_that_moves_on_leaves_null_blocks_and_says_who_keeps_the_rest(
+    show: Show, tmp_path: Path
+) -> None:
+    recording = Recording([cache_group(spec="SlidingWindowSpec", sliding_window=16)])
+    a, b = recording.arrive("a", 60), recording.arrive("b", 60)
+    recording.step({a: 60}, admit={a: Admit([[1, 2, 3, 4]])})
+    recording.step({a: 1, b: 12}, admit={b: Admit([[0, 2, 3, 5]], hit=48)})
+    recording.step({a: 1, b: 1}, events=[Freed(a, [1, 1], [2, 2]), Freed(b, [], [2, 1])])
+
+    ran = show(recording.write(tmp_path / "run"), "--step", 2, "--quiet")
+
+    assert [line for line in ran.lines if line.startswith("#")] == [
+        "#0       a                  61          1  -    0 x 3, 4",
+        "#1       b                  60          1  -    0, 0, 3, 5",
+        "#0 frees block 1; lets go of blocks 2, 3, which others hold",
+        "#1 lets go of block 2, which others hold",
+    ]
+    assert [line for line in ran.lines if line.startswith("block_table[")] == [
+        "block_table[0] #0  1 .. 4",
+        "block_table[1] #1  0, 2, 3, 5",
+    ]
+    life = show(tmp_path / "run", "--request", "a", "--format", "json").json["life"]
+    (free,) = [one for one in life if one["what"] == "free"]
+    assert (free["block_ids"], free["still_held"]) == ([1], [2, 3])
+
+
+def test_a_streaming_session_goes_on_without_a_lookup_and_without_a_connector(
+    show: Show, tmp_path: Path
+) -> None:
+    recording = Recording()
+    number = recording.arrive("chat", 20)
+    recording.step({number: 20}, admit={number: Admit([[1, 2]])})
+    recording.step({number: 1})
+    part = Admit([[1, 2, 3]], session_prompt_tokens=40)
+    recording.step({number: 19}, admit={number: part})
+    recording.step({number: 1})
+    recording.finish(number, 1)
+    recording.write(tmp_path / "run")
+
+    life = show(tmp_path / "run", "--request", "chat", "--quiet").lines
+    assert life[life.index("Life") :] == [
+        "Life",
+        "step  what happened",
+        "0     arrives: 20 prompt tokens, max_tokens 16",
+        "0     starts to run: hit 0 of 20 tokens",
+        "0     takes blocks 1, 2",
+        "0     computes 20 tokens, positions 0 .. 19",
+        "1     decodes 1 token, position 20",
+        "2     goes on with the next part of its prompt, 40 tokens by now",
+        "2     takes block 3",
+        "2     computes 19 tokens, positions 21 .. 39",
+        "3     decodes 1 token, position 40",
+        "3     finishes: FINISHED_STOPPED, 1 output token",
+        "3     frees blocks 3 .. 1",
+    ]
+    steps = show(tmp_path / "run", "--format", "json").json["steps"]
+    assert [one["num_admitted"] for one in steps] == [1, 0, 0, 0]
+    assert [one["hit_tokens"] for one in steps] == [0, None, None, None]
+    assert [one["num_prefill_tokens"] for one in steps] == [20, 0, 19, 0]
+    totals = show(tmp_path / "run", "--summary", "--format", "json").json
+    assert (totals["queried_tokens"], totals["external_tokens"]) == (20, 0)
+    check = show(tmp_path / "run", "--check", "--format", "json").json
+    assert (check["broken"], [one["not_checked"] for one in check["invariants"]]) == (0, [{}] * 8)
 
 
 def test_each_group_and_rank_is_shown(show: Show, tmp_path: Path) -> None:

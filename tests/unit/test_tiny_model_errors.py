@@ -120,6 +120,24 @@ def test_force_never_deletes_a_file_that_was_added_to_a_built_model(tmp_path: Pa
     assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
 
 
+def test_files_in_folders_are_written_replaced_and_kept_apart_from_foreign_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {**FILES, "adapter/config.json": b"{}"}
+    monkeypatch.setitem(tiny_models.BUILDERS, "text", lambda: files)
+    build_tiny_model("text", tmp_path / "model")
+    assert (tmp_path / "model" / "adapter" / "config.json").read_bytes() == b"{}"
+    build_tiny_model("text", tmp_path / "model", force=True)
+
+    (tmp_path / "model" / "adapter" / "notes.txt").write_text("mine")
+    with pytest.raises(RefusedOutputError, match=r"\(it holds adapter/notes.txt\)"):
+        build_tiny_model("text", tmp_path / "model", force=True)
+    (tmp_path / "model" / "adapter" / "notes.txt").unlink()
+    (tmp_path / "model" / "empty").mkdir()
+    with pytest.raises(RefusedOutputError, match=r"\(it holds empty\)"):
+        build_tiny_model("text", tmp_path / "model", force=True)
+
+
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("mine")
 

@@ -227,13 +227,25 @@ class Layout:
     read_from: dict[str, str]
 
 
-def layout_of(runner: Any) -> Layout:
+def layout_of(runner: Any, metadata: dict[str, Any]) -> Layout:
+    """`metadata`: of each layer, in the forward pass that is about to run."""
     tables = runner.input_batch.block_table
     groups = runner.kv_cache_config.kv_cache_groups
+    on_cpu = runner.device.type == "cpu"
     return Layout(
         [int(tables[number].block_size) for number in range(len(groups))],
-        {} if runner.device.type == "cpu" else _READ_FROM,
+        _lacking([of_group(metadata, group) for group in groups]) if on_cpu else _READ_FROM,
     )
+
+
+def _lacking(of_groups: Sequence[Any]) -> dict[str, str]:
+    """Vectors that some class of metadata does not have: the runner has them too."""
+    found = {}
+    for name in ("block_table", "query_start_loc", "seq_lens"):
+        lacking = [str(n) for n, one in enumerate(of_groups) if _on_cpu(one, name) is None]
+        if lacking:
+            found[name] = f"{_READ_FROM[name]}, of KV cache groups: {', '.join(lacking)}"
+    return found
 
 
 def worker_source(

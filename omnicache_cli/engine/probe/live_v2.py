@@ -29,7 +29,7 @@ _READ_FROM = {
 """Where the vectors of a runner on a device come from."""
 
 
-def layout_of(runner: Any) -> Layout:
+def layout_of(runner: Any, metadata: dict[str, Any]) -> Layout:
     return Layout(
         [int(size) for size in runner.kernel_block_sizes],
         {} if runner.device.type == "cpu" else _READ_FROM,

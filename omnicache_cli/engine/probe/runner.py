@@ -30,7 +30,10 @@ class RunnerProbe:
     """State of one traced model runner. Its methods are called by the wrappers in `hooks`."""
 
     def __init__(
-        self, recorder: Recorder, runner: Any, layout: Callable[[Any], Layout] = layout_of
+        self,
+        recorder: Recorder,
+        runner: Any,
+        layout: Callable[[Any, dict[str, Any]], Layout] = layout_of,
     ) -> None:
         self.recorder = recorder
         self.busy = False  # inside execute_model or sample_tokens
@@ -139,7 +142,7 @@ class RunnerProbe:
         self._generation = self.recorder.generation
         self._encoder = BatchEncoder()
         engine = self.mark[0] if self.mark else None
-        layout = self._layout(self._runner)
+        layout = self._layout(self._runner, metadata)
         self.recorder.write(
             worker_source(self._runner, layout, metadata, source=self._source, engine=engine)
         )

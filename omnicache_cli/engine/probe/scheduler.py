@@ -52,6 +52,7 @@ class SchedulerProbe:
         self._computed: dict[str, int] = {}  # where the next step must start, if nothing is said
         self._lookups: dict[str, tuple[int, int]] = {}  # queried and hit tokens of this step
         self._preempted: set[str] = set()
+        self._admitted: set[str] = set()  # live requests that have run
         self._finished: set[int] = set()
         self._owners: dict[int, int] = {}  # block -> request that cached it; bounded by the pool
         self._events: list[AnyEvent] = []
@@ -95,6 +96,7 @@ class SchedulerProbe:
         for table in (self._numbers, self._hashes_seen, self._computed, self._lookups):
             table.pop(request_id, None)
         self._preempted.discard(request_id)
+        self._admitted.discard(request_id)
 
     # -- the pool -----------------------------------------------------------------------------
 
@@ -160,9 +162,11 @@ class SchedulerProbe:
         self._events.append(HashesMoved(source_block_id, target_block_id))
 
     def free(self, blocks: list[Any]) -> None:
-        ids = [block.block_id for block in blocks if block.ref_cnt == 0 and not block.is_null]
-        if ids:
-            self._events.append(Freed(self._number(self.request), to_runs(ids)))
+        given = [block for block in blocks if not block.is_null]
+        if given:
+            freed = to_runs([block.block_id for block in given if block.ref_cnt == 0])
+            held = to_runs([block.block_id for block in given if block.ref_cnt])
+            self._events.append(Freed(self._number(self.request), freed, held))
 
     def reset(self, *, successful: bool) -> None:
         if successful:
@@ -284,8 +288,11 @@ class SchedulerProbe:
         admitted = []
         for one in output.scheduled_new_reqs:
             resumed = one.req_id in self._preempted  # the V2 runner gets resumed ones as new
+            session = one.req_id in self._admitted and not resumed
             admitted.append(
-                self._admission(one.req_id, one.num_computed_tokens, one.block_ids, resumed)
+                self._admission(
+                    *(one.req_id, one.num_computed_tokens, one.block_ids, resumed), session=session
+                )
             )
         additions = []
         for index, block_ids in enumerate(cached.new_block_ids):
@@ -304,10 +311,18 @@ class SchedulerProbe:
         return admitted, [computed_by_id[one] for one in batch], additions
 
     def _admission(
-        self, request_id: str, num_computed: int, block_ids: Any, resumed: bool
+        self,
+        request_id: str,
+        num_computed: int,
+        block_ids: Any,
+        resumed: bool,
+        *,
+        session: bool = False,
     ) -> Admission:
+        """`session`: a streaming-input session goes on with the next part of its prompt."""
         queried, hit = self._lookups.get(request_id, (0, 0))
         self._preempted.discard(request_id)
+        self._admitted.add(request_id)
         self._computed[request_id] = num_computed
         return Admission(
             request=self._numbers[request_id],
@@ -317,6 +332,9 @@ class SchedulerProbe:
             block_ids=[to_runs(ids) for ids in block_ids],
             resumed=resumed,
             group_hit_tokens=self._group_hits.get(request_id, []),
+            session_prompt_tokens=int(self._scheduler.requests[request_id].num_prompt_tokens)
+            if session
+            else None,
         )
 
     def _number(self, request: Any) -> int:

@@ -9,15 +9,23 @@ from pathlib import Path
 
 from omnicache_cli.engine.tiny_kinds import TINY_MODEL_KINDS
 from omnicache_cli.engine.tiny_models.folder import check_folder, write_folder
+from omnicache_cli.engine.tiny_models.hybrid import hybrid_model_files
 from omnicache_cli.engine.tiny_models.image import image_model_files
+from omnicache_cli.engine.tiny_models.lora import lora_model_files
+from omnicache_cli.engine.tiny_models.mla import mla_model_files
+from omnicache_cli.engine.tiny_models.sliding import sliding_model_files
 from omnicache_cli.engine.tiny_models.text import text_model_files
 from omnicache_cli.errors import EngineMissingError, UsageError
 
-ModelFiles = dict[str, bytes]  # file name -> content
+ModelFiles = dict[str, bytes]  # path inside the folder, with / -> content
 
 BUILDERS: dict[str, Callable[[], ModelFiles]] = {
     "text": text_model_files,
     "image": image_model_files,
+    "sliding": sliding_model_files,
+    "mla": mla_model_files,
+    "hybrid": hybrid_model_files,
+    "lora": lora_model_files,
 }
 
 

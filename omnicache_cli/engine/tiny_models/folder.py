@@ -53,6 +53,7 @@ def write_folder(
         with _os_errors_named(directory):
             new.mkdir()
             for name, content in files.items():
+                (new / name).parent.mkdir(exist_ok=True)
                 (new / name).write_bytes(content)
             (new / MARKER_NAME).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
             if target.exists() and any(target.iterdir()):
@@ -75,14 +76,14 @@ def _real(directory: Path) -> Path:
 def _check_existing(target: Path, directory: Path, *, force: bool) -> None:
     if not target.is_dir():
         raise RefusedOutputError(f"{directory} is not a folder; name a new folder")
-    names = {entry.name for entry in target.iterdir()}
-    if not names:
+    if not any(target.iterdir()):
         return
     if not force:
         raise RefusedOutputError(
             f"{directory} is not empty; name a new folder, or pass --force to replace a tiny "
             "model built earlier"
         )
+    names = _names_in(target)
     foreign = sorted(names - _names_in_marker(target))
     if "config.json" not in names or foreign:
         example = f" (it holds {foreign[0]})" if foreign else ""
@@ -90,6 +91,15 @@ def _check_existing(target: Path, directory: Path, *, force: bool) -> None:
             f"{directory} is not a tiny model that omnicache built{example}, and --force does "
             "not replace anything else; name a new folder"
         )
+
+
+def _names_in(folder: Path) -> set[str]:
+    """Paths of all files inside, and of folders that hold none."""
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+    }
 
 
 def _names_in_marker(target: Path) -> set[str]:

@@ -3,16 +3,14 @@
 An image is one token per 28x28 pixels, 1280 at most: 336x224 is 96 tokens, 1120x672 is 960.
 """
 
+from omnicache_cli.engine.tiny_models.checkpoint import checkpoint_files
 from omnicache_cli.engine.tiny_models.tokenizer import (
     EOS_TOKEN,
     PAD_TOKEN,
     VOCAB_SIZE,
-    generation_config,
     json_bytes,
     special_id,
-    tokenizer_files,
 )
-from omnicache_cli.engine.tiny_models.weights import random_weights
 
 MAX_POSITIONS = 32_768
 NUM_HEADS = 4
@@ -64,10 +62,11 @@ def image_model_files() -> dict[str, bytes]:
         },
     )
     return {
-        "config.json": config.to_json_string().encode(),
-        "generation_config.json": generation_config(),
-        "model.safetensors": random_weights(lambda: Qwen2_5_VLForConditionalGeneration(config)),
-        **tokenizer_files(MAX_POSITIONS),
+        **checkpoint_files(
+            config,
+            lambda: Qwen2_5_VLForConditionalGeneration(config),
+            max_positions=MAX_POSITIONS,
+        ),
         **_processor_files(),
     }
 

@@ -1,16 +1,19 @@
 """The `text` kind: a Qwen3 of about 130 thousand parameters."""
 
+from omnicache_cli.engine.tiny_models.checkpoint import checkpoint_files
 from omnicache_cli.engine.tiny_models.tokenizer import (
     EOS_TOKEN,
     PAD_TOKEN,
     VOCAB_SIZE,
-    generation_config,
     special_id,
-    tokenizer_files,
 )
-from omnicache_cli.engine.tiny_models.weights import random_weights
 
 MAX_POSITIONS = 40_960
+HIDDEN_SIZE = 64
+NUM_LAYERS = 2
+NUM_HEADS = 4
+NUM_KV_HEADS = 2
+HEAD_DIM = 32  # the least that vLLM's CPU attention takes
 
 
 def text_model_files() -> dict[str, bytes]:
@@ -20,20 +23,15 @@ def text_model_files() -> dict[str, bytes]:
         architectures=["Qwen3ForCausalLM"],
         dtype="bfloat16",
         vocab_size=VOCAB_SIZE,
-        hidden_size=64,
+        hidden_size=HIDDEN_SIZE,
         intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,  # the least that vLLM's CPU attention takes
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=False,
         eos_token_id=special_id(EOS_TOKEN),
         pad_token_id=special_id(PAD_TOKEN),
     )
-    return {
-        "config.json": config.to_json_string().encode(),
-        "generation_config.json": generation_config(),
-        "model.safetensors": random_weights(lambda: Qwen3ForCausalLM(config)),
-        **tokenizer_files(MAX_POSITIONS),
-    }
+    return checkpoint_files(config, lambda: Qwen3ForCausalLM(config), max_positions=MAX_POSITIONS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from omnicache_cli.engine.tiny_models.tokenizer import PRINTABLE_IDS
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # a wrong KV block then changes the output instead of drowning in a mean over the prompt.
 QUERY_GAIN = 3.0
 LOGIT_GAIN = 3.0
+# exp(-exp(this) * softplus(1)) is what a recurrent state keeps of itself from token to token,
+# here 0.98: it remembers a block, as a state should that stands for a whole prefix.
+STATE_DECAY_LOG = -4.0
 
 
 def random_weights(build: Callable[[], PreTrainedModel]) -> bytes:
@@ -31,8 +34,39 @@ def random_weights(build: Callable[[], PreTrainedModel]) -> bytes:
 
     with torch.device("meta"):  # names and shapes only: no memory, no random numbers
         model = build()
+    shapes = {
+        one: shape
+        for name, empty in model.state_dict().items()
+        for one, shape in _in_checkpoint(name, tuple(empty.shape))
+    }
+    tensors = {name: _filled(name, shape) for name, shape in shapes.items()}
+    return save(tensors, metadata={"format": "pt"})
+
+
+def _in_checkpoint(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes as they stand in a checkpoint: transformers keeps all experts of a layer
+    in one parameter, a checkpoint has them one by one."""
+    prefix, experts, part = name.partition(".mlp.experts.")
+    if not experts:
+        yield name, shape
+        return
+    num_experts, rows, columns = shape
+    for expert in range(num_experts):
+        if part == "gate_up_proj":
+            yield f"{prefix}.mlp.experts.{expert}.gate_proj.weight", (rows // 2, columns)
+            yield f"{prefix}.mlp.experts.{expert}.up_proj.weight", (rows // 2, columns)
+        else:
+            yield f"{prefix}.mlp.experts.{expert}.{part}.weight", (rows, columns)
+
+
+def random_tensors(shapes: Mapping[str, Sequence[int]], *, series: str) -> bytes:
+    """A safetensors file, in bf16, of matrices; another `series` gives other values throughout."""
+    import torch
+    from safetensors.torch import save
+
     tensors = {
-        name: _filled(name, tuple(empty.shape)) for name, empty in model.state_dict().items()
+        name: (_unit_noise(f"{series} {name}", shape) / math.sqrt(shape[-1])).to(torch.bfloat16)
+        for name, shape in shapes.items()
     }
     return save(tensors, metadata={"format": "pt"})
 
@@ -50,6 +84,8 @@ def _filled(name: str, shape: Sequence[int]) -> torch.Tensor:
         values = noise
     elif name.endswith(".bias"):
         values = noise * 0.1
+    elif name.endswith(".A_log"):
+        values = noise + STATE_DECAY_LOG
     elif len(shape) == 1:  # the weight of a norm
         values = (1 + noise * 0.1) * (QUERY_GAIN if "q_norm" in name else 1)
     else:

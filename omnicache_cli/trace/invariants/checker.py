@@ -343,8 +343,9 @@ class InvariantChecker:
                         where = {"rank": rank, "group": group}
                         name = one.request.external_id
                         self._add(6, step, what, expected, found, request=name, **where)
-                loaded = admission.hit_tokens, admission.num_computed_tokens
-                state.blocks.mark_unknown(tables, *loaded, why.LOADED)
+                if admission.session_prompt_tokens is None:
+                    loaded = admission.hit_tokens, admission.num_computed_tokens
+                    state.blocks.mark_unknown(tables, *loaded, why.LOADED)
             state.blocks.write(writes.get(number, []))
             hidden = reason or unseen.get(number)
             if hidden is None and not writes.get(number) and not state.context_parallel:

@@ -57,6 +57,7 @@ class SchedulerOwners:
                     self._hold(event.request, blocks)
             elif isinstance(event, Freed):
                 self._release(from_runs(event.block_ids))
+                self._let_go(event.request, from_runs(event.still_held))
             elif isinstance(event, Preempted | Finished):
                 for block in self._held.pop(event.request, set()):
                     holders = self._holders[block]
@@ -75,6 +76,12 @@ class SchedulerOwners:
             if block:
                 self._holders.setdefault(block, set()).add(request)
                 held.add(block)
+
+    def _let_go(self, request: int, blocks: Sequence[int]) -> None:
+        """Others hold them still."""
+        for block in blocks:
+            self._holders.get(block, set()).discard(request)
+            self._held[request].discard(block)
 
     def _release(self, blocks: Sequence[int]) -> None:
         """Reference count 0: nobody holds them."""

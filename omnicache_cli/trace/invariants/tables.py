@@ -69,17 +69,20 @@ class ComparedTables:
             if ratio > 1:
                 expected = [block * ratio + part for block in blocks for part in range(ratio)]
             if expected != found:
-                yield row, *_first_difference(row, expected, found)
+                yield from _differences(row, expected, found, ratio)
         self._known = known
 
 
-def _first_difference(
-    row: int, expected: Sequence[int], found: Sequence[int]
-) -> tuple[str, str, str]:
-    pairs = enumerate(zip(expected, found, strict=False))
-    shorter = min(len(expected), len(found))
-    column = next((index for index, (left, right) in pairs if left != right), shorter)
-    if column == shorter:
-        return f"length of block_table[{row}]", f"{len(expected)} blocks", f"{len(found)} blocks"
-    what = f"block_table[{row}][{column}]"
-    return what, f"{expected[column]}, as the scheduler says", str(found[column])
+def _differences(
+    row: int, expected: Sequence[int], found: Sequence[int], ratio: int
+) -> Iterator[Finding]:
+    """The first one. Behind a window the scheduler has the null block, the worker's table still
+    what was there."""
+    for column, (left, right) in enumerate(zip(expected, found, strict=False)):
+        if left != right and left >= ratio:
+            what = f"block_table[{row}][{column}]"
+            yield row, what, f"{left}, as the scheduler says", str(right)
+            return
+    if len(expected) != len(found):
+        lengths = f"{len(expected)} blocks", f"{len(found)} blocks"
+        yield row, f"length of block_table[{row}]", *lengths

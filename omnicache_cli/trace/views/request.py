@@ -22,7 +22,7 @@ from omnicache_cli.trace.steps import Request, ScheduledRequest, Step
 from omnicache_cli.trace.views.names import RequestName, find_request
 from omnicache_cli.trace.views.reasons import why_computed
 from omnicache_cli.trace.views.view import View
-from omnicache_cli.trace.views.words import blocks_text, counted, runs_text, who
+from omnicache_cli.trace.views.words import blocks_text, counted, freed_text, runs_text, who
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Entry:
 
     first_step: int
     last_step: int
-    kind: str  # arrive, admit, resume, compute, decode, take, cache, evict, free, preempt, finish
+    kind: str  # arrive, admit, resume, continue, compute, decode, take, cache, evict, free, ...
     words: str
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -138,6 +138,15 @@ class _Life:
         self._append(step.number, "compute", words, data)
 
     def _admit(self, step: Step, admission: Admission) -> None:
+        if admission.session_prompt_tokens is not None:
+            tokens = counted(admission.session_prompt_tokens, "token")
+            words = f"goes on with the next part of its prompt, {tokens} by now"
+            data: dict[str, Any] = {
+                "num_prompt_tokens": admission.session_prompt_tokens,
+                "num_computed_tokens": admission.num_computed_tokens,
+            }
+            self._append(step.number, "continue", words, data)
+            return
         self.admissions.append(admission)
         if not admission.resumed:
             self.why_computed = why_computed(step.engine, admission)
@@ -198,8 +207,11 @@ class _Life:
                 data = {"block_ids": [event.block_id], "group": event.group}
                 self._append(step, "cache", words, data)
             case Freed():
-                blocks = from_runs(event.block_ids)
-                self._append(step, "free", f"frees {blocks_text(blocks)}", {"block_ids": blocks})
+                data = {
+                    "block_ids": from_runs(event.block_ids),
+                    "still_held": from_runs(event.still_held),
+                }
+                self._append(step, "free", freed_text(event), data)
             case Finished():
                 output = counted(event.num_output_tokens, "output token")
                 data = {"status": event.status, "num_output_tokens": event.num_output_tokens}

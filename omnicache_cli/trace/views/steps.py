@@ -96,7 +96,11 @@ def step_rows(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
         events = step.before + step.record.events + step.after
         prefill = num_prefill_tokens(step)
         views = [view.record for view in step.forwards]
-        first = [one.hit_tokens for one in step.record.admitted if not one.resumed]
+        first = [
+            one.hit_tokens
+            for one in step.record.admitted
+            if not one.resumed and one.session_prompt_tokens is None
+        ]
         again = [one.hit_tokens for one in step.record.admitted if one.resumed]
         yield {
             "engine": step.engine.engine,

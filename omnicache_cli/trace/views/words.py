@@ -87,6 +87,14 @@ def blocks_text(blocks: Sequence[int]) -> str:
     return f"{'block' if len(blocks) == 1 else 'blocks'} {runs_text(blocks)}"
 
 
+def freed_text(event: Freed) -> str:
+    """`frees blocks 3, 4; lets go of block 1, which others hold`."""
+    freed, held = from_runs(event.block_ids), from_runs(event.still_held)
+    parts = [f"frees {blocks_text(freed)}"] if freed else []
+    parts += [f"lets go of {blocks_text(held)}, which others hold"] if held else []
+    return "; ".join(parts) or "frees nothing"
+
+
 def event_text(event: AnyEvent) -> str:
     """One event as a sentence; requests by arrival number."""
     match event:
@@ -120,7 +128,7 @@ def event_text(event: AnyEvent) -> str:
                 f"block {event.target_block_id} is cached in place of block {event.source_block_id}"
             )
         case Freed():
-            return f"{who(event.request)} frees {blocks_text(from_runs(event.block_ids))}"
+            return f"{who(event.request)} {freed_text(event)}"
         case Hashed():
             more = counted(len(event.hashes), "more block")
             return f"{who(event.request)} has hashes of {more}, from index {event.first}"
@@ -133,7 +141,7 @@ def event_text(event: AnyEvent) -> str:
             return "the prefix cache is reset" if event.successful else "a cache reset is refused"
 
 
-_RUN_FIELDS = {"block_ids", "block_indices"}
+_RUN_FIELDS = {"block_ids", "block_indices", "still_held"}
 
 
 def event_data(event: AnyEvent) -> dict[str, Any]:
