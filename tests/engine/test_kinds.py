@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnicache_cli.engine.launch import Engine, EngineOptions
-from omnicache_cli.trace.invariants import OF_SEVERAL_RANKS, InvariantChecker
+from omnicache_cli.trace.invariants import ONLY_WHERE_ASKED, InvariantChecker
 from omnicache_cli.trace.invariants.violation import NO_SLOTS
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import summarize
@@ -88,8 +88,21 @@ def test_all_invariants_hold_and_were_checked_where_the_engine_has_what_they_nee
     all_map = all(group.maps_slots for group in engine.groups)
     assert set(checker.unchecked()) == (set() if all_map else {NO_SLOTS})
     checked = {number for number, one in checker.coverage.items() if one.checked}
-    unasked = set() if summary.hit_tokens else {6}
-    assert checked == set(checker.coverage) - OF_SEVERAL_RANKS - unasked
+    several = {9} if len(engine.groups) > 1 else set()
+    unasked = {5} if summary.hit_tokens else {5, 6}  # 5: only where requests share a prefix
+    assert checked - {5} == set(checker.coverage) - ONLY_WHERE_ASKED - unasked | several
+
+
+def test_every_group_tells_its_own_hit_and_the_shortest_one_counts(traced: Traced) -> None:
+    run = Run(traced.folder)
+    admissions = [one for step in run.steps() for one in step.record.admitted]
+    (engine,) = run.engines.values()
+    several = len(engine.groups) if engine.enable_prefix_caching and len(engine.groups) > 1 else 0
+    assert {len(one.group_hit_tokens) for one in admissions} == {several}
+    for one in admissions if several else []:
+        assert one.hit_tokens <= min(one.group_hit_tokens)
+    if several:
+        assert any(one.hit_tokens == min(one.group_hit_tokens) > 0 for one in admissions)
 
 
 def test_the_run_has_hits_where_the_engine_caches_and_none_where_it_does_not(
