@@ -77,6 +77,7 @@ class _Step:
     layout: StepLayout
     places: Places
     requests: Mapping[str, RequestRows]
+    hits: Mapping[str, Span]  # by request: what it reads; the block tables are copied here
     saved: Saved | None = None
 
 
@@ -121,6 +122,7 @@ class TensorCache:
             layout,
             Places(*layout.blocks_and_offsets(self._block_size)),
             {request.request_id: request for request in layout.requests},
+            {one.request_id: self._span_of(one) for one in layout.requests if one.hit_tokens},
         )
 
     def save(self, outputs: Mapping[str, Any]) -> Saved:
@@ -170,7 +172,7 @@ class TensorCache:
                 f"key {unknown[0]} has no rows in step {step.layout.step}; "
                 f"it has those of {', '.join(step.saved.stored) or 'no key'}"
             )
-        span = self._span_of(request)
+        span = step.hits.get(request_id) or self._span_of(request)
         found = {key: self._stores[key].find_span(span) for key in wanted}
         for key, (_, writes) in found.items():
             if not writes.all():

@@ -7,7 +7,8 @@ the store knows which write wrote it (0: none), so a late write never lands on a
 The store copies what it is given, and gives copies. Knows nothing of requests, steps or devices.
 """
 
-from typing import NamedTuple, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ Item = TypeVar("Item", bound=np.generic)
 
 FIRST_FRAMES = 16
 ROWS_PER_RUN = 64  # with longer runs than this, on average, slices are copied and not single rows
+
+NOTHING_TO_DO = nullcontext()
 
 
 class Places(NamedTuple):
@@ -52,7 +55,7 @@ class RowStore:
         self._offsets = np.arange(block_size)
         self._word = word_of(torch.Size(row_shape).numel() * dtype.itemsize)
         num_words = torch.Size(row_shape).numel() * dtype.itemsize // self._word.itemsize
-        with torch.inference_mode(False):
+        with plain_tensors():
             self._rows = empty_rows(0, num_words, self._word)
         self._writes = np.zeros(0, np.int64)  # by row: which write wrote it
         self._frame_of = np.full(1, -1, np.int64)  # by block id; -1: none, as the last one always
@@ -120,10 +123,13 @@ class RowStore:
 
     def take(self, index: Ints) -> Tensor:
         """A copy of the rows at these indices: (index's length, *row shape)."""
-        with torch.inference_mode(False):
+        with plain_tensors():
             rows = empty_rows(len(index), self._rows.shape[1], self._word)
             torch.index_select(self._rows, 0, torch.from_numpy(index), out=rows)
-            return rows.view(self.dtype).view(len(index), *self.row_shape)
+            rows = rows.view(self.dtype)
+            return (
+                rows if rows.ndim == len(self.row_shape) + 1 else rows.unflatten(1, self.row_shape)
+            )
 
     def was_dropped(self, block: int) -> bool:
         """Whether this block had rows of this key once that were dropped."""
@@ -193,12 +199,19 @@ class RowStore:
             return
         capacity = max(num_frames, 2 * capacity, FIRST_FRAMES)
         num_rows = capacity * self._block_size
-        with torch.inference_mode(False):
+        with plain_tensors():
             rows = empty_rows(num_rows, self._rows.shape[1], self._word)
             rows[: len(self._rows)] = self._rows
         self._rows = rows
         self._writes = grown(self._writes, num_rows, fill=0)
         self._free = grown(self._free, capacity, fill=-1)
+
+
+def plain_tensors() -> AbstractContextManager[Any]:
+    """Tensors made in here can be written to later, in inference mode and out of it."""
+    if torch.is_inference_mode_enabled():
+        return torch.inference_mode(False)
+    return NOTHING_TO_DO
 
 
 def word_of(row_bytes: int) -> torch.dtype:
