@@ -131,6 +131,18 @@ def test_only_the_engine_room_imports_vllm() -> None:
     assert wrong == set()
 
 
+def test_the_tensor_cache_needs_torch_and_nothing_of_an_engine() -> None:
+    loaded = {
+        name
+        for path in sources()
+        if room_of(path) == "tensor_cache"
+        for name in imports_anywhere(path)
+        if name.split(".")[0] not in sys.stdlib_module_names
+    }
+    assert {name.split(".")[0] for name in loaded} == {"omnicache_cli", "torch", "numpy"}
+    assert rooms_in(loaded) == {"tensor_cache", "errors"}
+
+
 @pytest.mark.parametrize("name", LOADED_BY_EVERY_VLLM_PROCESS)
 def test_what_every_vllm_process_loads_imports_only_the_standard_library(name: str) -> None:
     roots = {imported.split(".")[0] for imported in imports_at_load(PACKAGE / name)}
