@@ -231,6 +231,8 @@ class BlockPool:
                         self._take(block, event.request, step)
                 case Freed():
                     self._free(self._blocks(event.block_ids), step)
+                    for block in self._blocks(event.still_held):
+                        self._give_up(block, event.request, step)
                 case Cached():
                     self._cache(event, step)
                 case CachedPartial():
@@ -342,6 +344,13 @@ class BlockPool:
 
     def _let_go(self, request: int, step: int) -> None:
         for block, hold in self._held.pop(request, {}).items():
+            hold.last_step = step
+            self._drop_holder(block)
+
+    def _give_up(self, block: int, request: int, step: int) -> None:
+        """One holder of several gives the block back."""
+        hold = self._held[request].pop(block, None)
+        if hold is not None:
             hold.last_step = step
             self._drop_holder(block)
 

@@ -300,6 +300,30 @@ def test_a_block_of_many_readers_counts_those_that_it_does_not_list(
     assert (first["num_holders"], first["num_hits"], len(first["holders"])) == (21, 20, 8)
 
 
+def test_a_block_given_back_behind_a_window_is_held_by_the_other_alone(
+    show: Show, tmp_path: Path
+) -> None:
+    recording = PoolRecording()
+    a = recording.arrive("a", 12, block_hashes=["a0", "a1", "a2"])
+    recording.step({a: 12}, admit={a: Admit([[1, 2, 3]])})
+    recording.caches(0, a, [1, 2, 3])
+    b = recording.arrive("b", 9, block_hashes=["a0", "a1"])
+    recording.step({b: 1}, admit={b: Admit([[1, 2, 4]], hit=8)})
+    recording.after(Freed(a, [], [1, 1]))
+    recording.ends(a, 3)
+    recording.write(tmp_path / "run")
+
+    (engine,) = show(tmp_path / "run", "--blocks", "--format", "json").json["engines"]
+    first = next(one for one in engine["uses"] if one["block"] == 1)
+    assert [(one["request"], one["first_step"], one["last_step"]) for one in first["holders"]] == [
+        (a, 0, 1),
+        (b, 1, None),
+    ]
+    assert engine["disagreements"] == []
+    life = show(tmp_path / "run", "--block", 1).lines
+    assert any("#0 gives it back; #1 holds it" in line for line in life)
+
+
 def test_long_lists_are_cut_in_words(
     show: Show, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,12 @@ class _Life:
                     self._holders, self.in_use = {}, False
                     words = "is free" if self.cached_by is None else "is free, and can be hit"
                     self._note(step, "free", words, request=event.request)
+                case Freed() if _position(event.still_held, self.block) is not None:
+                    if event.request in self._holders:
+                        del self._holders[event.request]
+                        others = self._others(event.request).removesuffix(" too")
+                        words = f"{who(event.request)} gives it back{others}"
+                        self._note(step, "let_go", words, request=event.request)
                 case CacheReset() if event.successful and self.cached_by is not None:
                     self.cached_by = self.hash = None
                     self._note(step, "reset", "loses its hash: the prefix cache is reset")
