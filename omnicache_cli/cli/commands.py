@@ -30,6 +30,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "show": CommandEntry(
         "omnicache_cli.cli.show:show", "Show a recorded run: its steps, requests and blocks."
     ),
+    "verify": CommandEntry(
+        "omnicache_cli.cli.verify:verify",
+        "Verify that a tensor prefix cache gives back what a run without a cache computes.",
+    ),
     "tiny-model": CommandEntry(
         "omnicache_cli.cli.tiny_model:tiny_model",
         "Write a tiny model with random weights that vLLM really loads.",

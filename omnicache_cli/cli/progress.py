@@ -9,11 +9,13 @@ from omnicache_cli.report.output import note
 
 
 @contextmanager
-def request_progress(total: int, *, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """Yields what to call for each finished request."""
+def request_progress(
+    total: int, *, quiet: bool, noun: str = "requests", doing: str = "tracing"
+) -> Iterator[Callable[[Any], None]]:
+    """Yields what to call for each finished request, or whatever else is counted."""
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         if not quiet:
-            note(f"starting vLLM for {total} requests; its imports take half a minute on two cores")
+            note(f"starting vLLM for {total} {noun}; its imports take half a minute on two cores")
         yield lambda _: None
         return
     from rich.console import Console
@@ -23,13 +25,13 @@ def request_progress(total: int, *, quiet: bool) -> Iterator[Callable[[Any], Non
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("requests"),
+        TextColumn(noun),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("starting vLLM", total=total)
 
         def advance(_: Any) -> None:
-            progress.update(task, description="tracing", advance=1)
+            progress.update(task, description=doing, advance=1)
 
         yield advance

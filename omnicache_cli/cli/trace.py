@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omnicache_cli.cli.commands import COMMAND_TO_RUN
+from omnicache_cli.cli.engine_args import engine_args
 from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Quiet
 from omnicache_cli.cli.progress import request_progress
@@ -217,15 +218,7 @@ def _trace_model(context: typer.Context, folder: Path) -> int:
             "omnicache trace -o RUN -- python serve.py"
         )
     sent = read_workload(given["prompt"] or [], given["prompts"])
-    args = {name: given[name] for name in ENGINE_PARAMETERS if given[name] is not None}
-    for pair in given["engine"] or []:
-        key, separator, value = pair.partition("=")
-        name = key.strip().replace("-", "_")
-        if not separator or not name:
-            raise UsageError(f"--engine {pair!r} is not KEY=VALUE; write --engine seed=1")
-        if name in args:
-            raise UsageError(f"engine argument {name} is given twice; give it once")
-        args[name] = launch.parse_engine_value(value)
+    args = engine_args(given, ENGINE_PARAMETERS)
     options = launch.EngineOptions(
         launch.check_model(given["model"]), args, given["engine_process"]
     )

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Outcome:
     num_prompt_tokens: int
     num_cached_tokens: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[Mapping[int, float], ...] = ()  # per token, where asked for: token -> its own
 
 
 def prepare_environment(*, engine_process: bool, quiet_engine: bool = True) -> None:
@@ -74,6 +75,14 @@ def check_engine_args(options: EngineOptions) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
             raise UsageError(f"vLLM has no engine argument {name!r}; {hint}")
+
+
+def engine_config(options: EngineOptions) -> Any:
+    """The VllmConfig that these options lead to, without an engine. EngineFailedError: none."""
+    try:
+        return _engine_args_class()(model=options.model, **options.args).create_engine_config()
+    except Exception as error:
+        raise EngineFailedError(f"vLLM did not start: {first_line(error)}{_hint(error)}") from error
 
 
 def check_model(model: str) -> str:
@@ -158,27 +167,79 @@ class Engine:
         self._remove_sockets()
 
     def run(
-        self, workload: Workload, on_finished: Callable[[Outcome], None] | None = None
+        self,
+        workload: Workload,
+        on_finished: Callable[[Outcome], None] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> list[Outcome]:
         """Send every prompt in every round; outcomes in finishing order. Sampling is greedy.
 
         Prompts with an arrival_step arrive before that step of their round, or as soon as the
-        engine is idle; the others as soon as fewer than `concurrency` run.
+        engine is idle; the others as soon as fewer than `concurrency` run. `names`: of the
+        requests of a single round; `sampling`: further fields of vLLM's SamplingParams.
         """
         check_workload(self.options, workload)
         outcomes = []
         for number in range(workload.num_rounds):
-            for outcome in self._round(workload, number):
+            for outcome in self._round(workload, number, names, sampling or {}):
                 outcomes.append(outcome)
                 if on_finished is not None:
                     on_finished(outcome)
         return outcomes
 
+    @property
+    def model_runner(self) -> Any:
+        """vLLM's model runner; only of an engine in this process."""
+        core = self._engine.engine_core.engine_core
+        return core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def model_config(self) -> Any:
+        """vLLM's ModelConfig."""
+        return self._engine.model_config
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text as a prompt."""
+        return len(self._engine.get_tokenizer().encode(text))
+
+    def image_placeholder(self) -> str | None:
+        """What stands for an image in a prompt's text; None: the model takes no images."""
+        if not self.model_config.is_multimodal_model:
+            return None
+        from vllm.model_executor.model_loader.utils import get_model_cls
+
+        placeholder: str | None = get_model_cls(self.model_config).get_placeholder_str("image", 1)
+        return placeholder
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached blocks. EngineFailedError: a request still holds some."""
+        if not self._engine.reset_prefix_cache():
+            raise EngineFailedError("vLLM did not reset its prefix cache: a request holds blocks")
+
+    @contextlib.contextmanager
+    def prefill_in_pieces(self, num_tokens: int) -> Iterator[None]:
+        """Prefill at most that many tokens of a request in a step; only of an engine in here."""
+        config = self._engine.engine_core.engine_core.scheduler.scheduler_config
+        before = config.long_prefill_token_threshold
+        config.long_prefill_token_threshold = num_tokens
+        try:
+            yield
+        finally:
+            config.long_prefill_token_threshold = before
+
     def metrics(self) -> list[Any]:
         """vLLM's own metrics of this process; empty when its statistics are off."""
         return list(self._engine.get_metrics()) if self._engine.log_stats else []
 
-    def _round(self, workload: Workload, number: int) -> Iterator[Outcome]:
+    def _round(
+        self,
+        workload: Workload,
+        number: int,
+        names: Sequence[str] | None,
+        sampling: Mapping[str, Any],
+    ) -> Iterator[Outcome]:
         waiting = deque(enumerate(workload.prompts))
         if workload.has_arrivals:
             waiting = deque(sorted(waiting, key=lambda one: one[1].arrival_step or 0))
@@ -193,14 +254,17 @@ class Engine:
                 elif running >= workload.concurrency:
                     break
                 waiting.popleft()
-                self._add(request_name(index, number, workload.num_rounds), prompt, workload)
+                name = request_name(index, number, workload.num_rounds)
+                self._add(name if names is None else names[index], prompt, workload, sampling)
                 running += 1
             for outcome in self._step():
                 running -= 1
                 yield outcome
             step += 1
 
-    def _add(self, name: str, prompt: Prompt, workload: Workload) -> None:
+    def _add(
+        self, name: str, prompt: Prompt, workload: Workload, sampling: Mapping[str, Any]
+    ) -> None:
         from vllm.renderers.inputs.preprocess import parse_model_prompt
         from vllm.sampling_params import SamplingParams
 
@@ -221,6 +285,7 @@ class Engine:
             temperature=0.0,
             max_tokens=prompt.max_tokens or workload.max_tokens,
             ignore_eos=workload.ignore_eos,
+            **sampling,
         )
         try:
             parsed = parse_model_prompt(engine.model_config, request)
@@ -241,6 +306,10 @@ class Engine:
                     len(output.prompt_token_ids or ()),
                     int(output.num_cached_tokens or 0),
                     tuple(output.outputs[0].token_ids),
+                    tuple(
+                        {token: float(one.logprob) for token, one in position.items()}
+                        for position in output.outputs[0].logprobs or ()
+                    ),
                 )
 
     def _remove_sockets(self) -> None:

@@ -21,9 +21,10 @@ MAY_IMPORT = {
         *("engine", "trace", "tensor_cache", "verify", "prefix", "kv_size", "simulate"),
         *("profile", "monitor", "report"),
     },
-    "engine": {"trace"},  # records, writer and cheap invariants: the probe needs them
+    # trace: records, writer and cheap invariants, for the probe. verify: the rows that it captures.
+    "engine": {"trace", "verify", "tensor_cache"},
     "trace": ANALYSIS,
-    "verify": ANALYSIS,
+    "verify": ANALYSIS | {"trace"},  # its prompts
     "prefix": ANALYSIS,
     "kv_size": ANALYSIS,
     "simulate": ANALYSIS,

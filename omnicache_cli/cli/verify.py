@@ -1,0 +1,177 @@
+"""`omnicache verify`: do restored tensors equal those of a run without a cache?"""
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any, Literal
+
+import typer
+
+from omnicache_cli.cli.engine_args import engine_args
+from omnicache_cli.cli.interrupts import termination_as_interrupt
+from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
+from omnicache_cli.cli.progress import request_progress
+from omnicache_cli.errors import EXIT_DONE, BadInputError, UsageError
+from omnicache_cli.report.formats import render
+from omnicache_cli.report.output import check_output, deliver, note
+from omnicache_cli.trace.workload import Prompt
+
+ENGINE_PARAMETERS = (
+    "dtype",
+    "kv_cache_dtype",
+    "block_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_gpu_blocks_override",
+    "gpu_memory_utilization",
+    "seed",
+    "enforce_eager",
+    "trust_remote_code",
+)
+"""Options that are engine arguments by the same name."""
+
+
+def verify(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option("--scenario", metavar="NAME", help="Only this one; repeatable."),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON lines, as for `trace`: your own, sent twice."),
+    ] = None,
+    cache: Annotated[
+        Literal["builtin", "vllm-omni"],
+        typer.Option(help="Whose tensor cache is verified: omnicache's own, or vLLM-Omni's."),
+    ] = "builtin",
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,7,...", help="Layers to capture, or none. Default: first and middle."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Literal["engine", "in-engine"],
+        typer.Option(help="An engine without a cache, or requests that do not read it."),
+    ] = "engine",
+    atol: Annotated[
+        float | None, typer.Option(min=0, help="With --rtol: instead of the noise floor.")
+    ] = None,
+    rtol: Annotated[float | None, typer.Option(min=0)] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep rows that differ here, as safetensors."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of --prompts.")] = 16,
+    dtype: Annotated[str | None, typer.Option()] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option()] = None,
+    block_size: Annotated[int | None, typer.Option()] = None,
+    max_model_len: Annotated[int | None, typer.Option()] = None,
+    max_num_seqs: Annotated[int | None, typer.Option()] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
+    num_gpu_blocks_override: Annotated[int | None, typer.Option()] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    enforce_eager: Annotated[
+        bool | None, typer.Option("--enforce-eager/--no-enforce-eager")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool | None,
+        typer.Option("--trust-remote-code", help="Run code that the model brings."),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine", metavar="KEY=VALUE", help="Any other engine argument; repeatable."
+        ),
+    ] = None,
+    output: Output = None,
+    format: OutputFormat = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Verify that a tensor prefix cache gives back what a run without a cache computes.
+
+    Runs the model with a prefix cache and without, captures hidden states and layer outputs token
+    by token, and compares: restored rows must be the rows that were written, bit for bit, and all
+    rows must be as close to the run without a cache as such runs are to each other. Exit 1: they
+    are not. Exit 3: no hit happened, so nothing was verified.
+
+    Example: omnicache verify tiny --block-size 32
+    """
+    from omnicache_cli.engine import launch
+    from omnicache_cli.engine.verify.session import EngineSession, SessionOptions
+    from omnicache_cli.verify.judge import Tolerance
+    from omnicache_cli.verify.report import EXIT_CODES, verify_report
+    from omnicache_cli.verify.run import verify as run_and_judge
+    from omnicache_cli.verify.scenarios import SCENARIOS, choose
+
+    check_output(output, force=force)
+    given = context.params
+    if (atol is None) != (rtol is None):
+        raise UsageError("--atol and --rtol belong together; give both, or none")
+    tolerance = None if atol is None or rtol is None else Tolerance(atol, rtol)
+    options = SessionOptions(cache, baseline, parse_layers(layers))
+    own = tuple(read_own_prompts(prompts)) if prompts is not None else ()
+    launch.prepare_environment(engine_process=False)
+    args = launch.EngineOptions(launch.check_model(model), engine_args(given, ENGINE_PARAMETERS))
+    launch.check_engine_args(args)
+    total = len(scenario or SCENARIOS) + bool(own)
+    progress = request_progress(total, quiet=quiet, noun="scenarios", doing="verifying")
+    with termination_as_interrupt(), progress as advance, EngineSession(args, options) as session:
+        for line in [] if quiet else session.notes:
+            note(line)
+        wanted = choose(session.facts(), scenario or (), own, max_tokens)
+        result = run_and_judge(session, wanted, tolerance, advance)
+        facts = session.described()
+    if save is not None:
+        save_failures(result, save, quiet=quiet)
+    report = verify_report(result, facts, vllm_version=launch.vllm_version())
+    deliver(render(report, format, output), output, quiet=quiet)
+    code = EXIT_CODES[result.verdict]
+    if not quiet and code != EXIT_DONE and save is None:
+        note(f"next: omnicache verify {quote(model)} --save failing  (keeps the rows that differ)")
+    if code != EXIT_DONE:
+        raise typer.Exit(code)
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """None: the default. UsageError: not a list of layer numbers."""
+    if text is None:
+        return None
+    if text == "none":
+        return ()
+    try:
+        layers = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        layers = (-1,)
+    if layers[0] < 0:
+        raise UsageError(f"--layers {text!r} is no list of layer numbers; write 0,7 or none")
+    return layers
+
+
+def read_own_prompts(path: Path) -> list[Prompt]:
+    """BadInputError: the file cannot be read, or holds no prompt."""
+    from omnicache_cli.trace.workload import read_prompts
+
+    try:
+        with path.open("rb") as lines:
+            read = list(read_prompts(lines, name=str(path), folder=path.parent))
+    except OSError as error:
+        raise BadInputError(
+            f"cannot read {path}: {error.strerror or error}; name a JSON-lines file"
+        ) from error
+    if not read:
+        raise BadInputError(f"{path} holds no prompt; write one JSON object a line")
+    return read
+
+
+def save_failures(result: Any, folder: Path, *, quiet: bool) -> None:
+    """Write the rows of every corrupt pair."""
+    from omnicache_cli.verify.keep import write_rows
+
+    written = write_rows(result, folder)
+    if not quiet:
+        note(f"wrote {written} files into {folder}" if written else "no row differs: nothing saved")

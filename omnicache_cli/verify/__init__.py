@@ -1,0 +1,1 @@
+"""Does what a prefix cache gives back equal what a run without it computes?"""

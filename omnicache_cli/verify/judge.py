@@ -1,0 +1,266 @@
+"""Puts both checks together: a verdict for every request and key.
+
+Integrity: restored rows are bit for bit what was written (see `integrity`). Parity: all rows
+against a run without a cache, within the noise floor (see `floor`). Tokens and log probabilities
+are judged in the same way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from omnicache_cli.verify.assembly import Rows, assemble, common
+from omnicache_cli.verify.compare import Bound, Difference, compare_rows
+from omnicache_cli.verify.floor import HEADROOM, Floor, Floors, comparable_rows, first_other_token
+from omnicache_cli.verify.integrity import Broken, Wrong, check_integrity
+from omnicache_cli.verify.ledger import Ledger
+from omnicache_cli.verify.results import Pair, Place, Verdict
+from omnicache_cli.verify.runs import RequestRun, RunRows
+
+TOKENS = "tokens"
+LOGPROBS = "logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Instead of the noise floor: |found - expected| <= atol + rtol * |expected|."""
+
+    atol: float
+    rtol: float
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs of one scenario. Requests of `wrote` and `hit` have names of their own."""
+
+    scenario: str
+    baseline: RunRows  # without a cache, each prompt alone
+    shapes: Sequence[RunRows]  # without a cache, in other batch shapes
+    wrote: RunRows
+    hit: RunRows
+    prompt_of: Mapping[str, str]  # request of wrote or hit -> request of the baseline
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One request under judgement."""
+
+    runs: Runs
+    run: RunRows
+    request: RequestRun
+    cold: RequestRun
+    must_hit: bool
+    broken: Broken
+
+    @property
+    def split(self) -> int | None:
+        return first_other_token(self.cold, self.request)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What is the same for all scenarios."""
+
+    keys: Sequence[str]
+    block_size: int
+    floors: Floors
+    tolerance: Tolerance | None = None
+    failing_rows: dict[tuple[str, str, str], dict[str, Tensor]] = field(default_factory=dict)
+
+    def pairs(self, runs: Runs) -> list[Pair]:
+        """Requests in the order in which they ran, those that filled the cache first."""
+        ledger = Ledger()
+        pairs: list[Pair] = []
+        for run, must_hit in ((runs.wrote, False), (runs.hit, True)):
+            broken = check_integrity(run, ledger, self.keys, self.block_size)
+            for name, request in run.requests.items():
+                cold = runs.baseline.requests[runs.prompt_of[name]]
+                one = _Request(runs, run, request, cold, must_hit, broken)
+                pairs += [self._rows(one, key) for key in self.keys]
+                pairs += [self._tokens(one), self._logprobs(one)]
+        return pairs
+
+    def _rows(self, one: _Request, key: str) -> Pair:
+        floor = self.floors.by_key.get(key, Floor())
+        expected = assemble(one.runs.baseline.computed, one.cold.request, key)
+        found = assemble(one.run.delivered, one.request.request, key)
+        wrong = one.broken.get((one.request.request, key)) or _incomplete(one, key, expected, found)
+        gap: Difference | None = None
+        if expected is not None and found is not None:
+            end = comparable_rows(one.cold, one.split)
+            positions, wanted, got = common(expected.up_to(end), found.up_to(end))
+            if wanted.shape != got.shape or wanted.dtype != got.dtype:
+                wrong = wrong or Wrong(
+                    f"rows of {tuple(got.shape[1:])} {got.dtype}, without a cache they are "
+                    f"{tuple(wanted.shape[1:])} {wanted.dtype}"
+                )
+            else:
+                gap = compare_rows(wanted, got, positions, self._bound(floor))
+                wrong = wrong or self._beyond(one, gap, floor)
+                if wrong is not None:
+                    self.failing_rows[one.runs.scenario, one.request.request, key] = {
+                        "expected": wanted.contiguous(),
+                        "found": got.contiguous(),
+                        "positions": torch.tensor(positions),
+                    }
+        restored = [piece for piece in one.run.delivered if piece.request == one.request.request]
+        pair = replace(
+            self._pair(one, key, gap is not None and gap.num_differing_rows > 0, wrong),
+            num_rows=0 if found is None else len(found.positions),
+            num_restored_rows=sum(piece.hit_tokens for piece in restored if key in piece.rows),
+            noise_floor=floor.absolute,
+            relative_floor=floor.relative,
+        )
+        if gap is None:
+            return pair
+        return replace(
+            pair,
+            num_bytes=gap.num_bytes,
+            num_differing_rows=gap.num_differing_rows,
+            max_abs_error=gap.max_abs_error,
+            relative_error=gap.max_relative_error,
+        )
+
+    def _bound(self, floor: Floor) -> Bound:
+        if self.tolerance is not None:
+            return Bound(atol=self.tolerance.atol, rtol=self.tolerance.rtol)
+        return Bound(HEADROOM * floor.relative)
+
+    def _beyond(self, one: _Request, gap: Difference, floor: Floor) -> Wrong | None:
+        """Rows that are further from the baseline than rounding explains."""
+        position = gap.first_position
+        if position is None:
+            return None
+        if self.tolerance is not None:
+            limit = f"beyond atol {self.tolerance.atol:g}, rtol {self.tolerance.rtol:g}"
+        elif floor.relative:
+            limit = f"beyond twice the noise floor of {floor.relative:.2g}"
+        else:
+            limit = "and runs without a cache do not differ at all"
+        restored = position < one.request.hit_tokens
+        which = "restored" if restored else "computed after the hit"
+        slot = _slot_of(one, position)
+        place = Place(
+            position,
+            position // self.block_size,
+            None if slot is None else slot // self.block_size,
+            slot,
+            _step_of(one, position),
+            gap.first_column,
+            gap.expected_values,
+            gap.found_values,
+        )
+        text = (
+            f"row {position}, {which}, is off by {gap.max_relative_error:.2g} of its size, {limit}"
+        )
+        return Wrong(text, place)
+
+    def _tokens(self, one: _Request) -> Pair:
+        """Output tokens. Another one is rounding where the choice was that close."""
+        split = one.split
+        differs = split is not None or len(one.cold.tokens) != len(one.request.tokens)
+        wrong: Wrong | None = None
+        if split is None and differs:
+            wrong = Wrong(
+                f"{len(one.request.tokens)} output tokens, without a cache {len(one.cold.tokens)}"
+            )
+        elif split is not None and not self._is_close_call(one, split):
+            chosen = one.request.tokens[split].token_id
+            wrong = Wrong(
+                f"output token {split} is {chosen}, without a cache "
+                f"{one.cold.tokens[split].token_id}, by a margin that rounding does not explain",
+                Place(one.cold.num_prompt_tokens + split, None, None, None, None),
+            )
+        return self._pair(one, TOKENS, differs, wrong)
+
+    def _is_close_call(self, one: _Request, split: int) -> bool:
+        """Some run without a cache chose otherwise too, or its two best are that close."""
+        for shape in one.runs.shapes:
+            again = shape.requests.get(one.cold.request)
+            other = None if again is None else first_other_token(one.cold, again)
+            if other is not None and other <= split:
+                return True
+        margin = one.cold.tokens[split].margin
+        return margin is not None and margin <= HEADROOM * self.floors.logprob
+
+    def _logprobs(self, one: _Request) -> Pair:
+        """Of the tokens that both runs chose."""
+        pairs = zip(one.cold.tokens[: one.split], one.request.tokens[: one.split], strict=False)
+        gaps = [abs(cold.logprob - warm.logprob) for cold, warm in pairs]
+        worst = max(gaps, default=0.0)
+        floor = self.floors.logprob
+        limit = HEADROOM * floor
+        if self.tolerance is not None:
+            limit = self.tolerance.atol
+        wrong = None
+        if not worst <= limit:
+            index = gaps.index(worst)
+            wrong = Wrong(
+                f"the log probability of output token {index} is off by {worst:.2g}, beyond "
+                f"{limit:.2g}",
+                Place(one.cold.num_prompt_tokens + index, None, None, None, None),
+            )
+        pair = self._pair(one, LOGPROBS, worst > 0, wrong)
+        return replace(pair, max_abs_error=worst if gaps else None, noise_floor=floor)
+
+    def _pair(self, one: _Request, key: str, differs: bool, wrong: Wrong | None) -> Pair:
+        hit = one.request.hit_tokens
+        if wrong is not None:
+            verdict, diagnosis = Verdict.CORRUPTION, wrong.diagnosis
+        elif one.must_hit and not hit:
+            verdict = Verdict.NOTHING
+            diagnosis = "vLLM reports no cached token for this request: nothing was restored"
+        elif differs:
+            verdict = Verdict.ROUNDING
+            diagnosis = "as far from the baseline as runs without a cache are from each other"
+        else:
+            verdict, diagnosis = Verdict.EQUAL, ""
+        return Pair(
+            one.runs.scenario,
+            one.request.request,
+            key,
+            verdict,
+            diagnosis,
+            hit,
+            hit // self.block_size,
+            place=None if wrong is None else wrong.place,
+        )
+
+
+def _incomplete(one: _Request, key: str, expected: Rows | None, found: Rows | None) -> Wrong | None:
+    """Positions without a row: a delivery that is too short, or a key that is not there."""
+    if expected is None:
+        return None  # the model itself does not give this key
+    if found is None:
+        return Wrong("no rows came back for this key")
+    missing = found.missing(one.request.num_rows)
+    if not missing:
+        return None
+    count = one.request.num_rows
+    text = f"{count - len(missing)} rows instead of {count}: position {missing[0]} has none"
+    return Wrong(text, Place(missing[0], None, None, _slot_of(one, missing[0]), None))
+
+
+def _slot_of(one: _Request, position: int) -> int | None:
+    for piece in one.run.delivered:
+        if piece.request == one.request.request and position < len(piece.hit_slots):
+            return piece.hit_slots[position]
+    for computed in one.run.computed:
+        offset = position - computed.first_position
+        if computed.request == one.request.request and 0 <= offset < len(computed.slots):
+            return computed.slots[offset]
+    return None
+
+
+def _step_of(one: _Request, position: int) -> int | None:
+    """The step that delivered a position's row last."""
+    steps = [
+        piece.step
+        for piece in one.run.delivered
+        if piece.request == one.request.request
+        and piece.rows
+        and 0 <= position - piece.first_position < max(len(rows) for rows in piece.rows.values())
+    ]
+    return steps[-1] if steps else None

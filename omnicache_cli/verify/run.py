@@ -1,0 +1,94 @@
+"""Runs the scenarios and judges them. What an engine must offer is the Protocol `Session`."""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from omnicache_cli.trace.workload import Prompt
+from omnicache_cli.verify.floor import floors_of
+from omnicache_cli.verify.judge import Judge, Runs, Tolerance
+from omnicache_cli.verify.results import Verification
+from omnicache_cli.verify.runs import RunRows
+from omnicache_cli.verify.scenarios import NotRun, Scenario
+
+
+class Shape(StrEnum):
+    """How prompts run without a cache."""
+
+    ALONE = "alone"  # one after the other, each in one piece
+    TOGETHER = "together"  # all at once
+    CUT = "cut"  # one after the other, each in pieces
+
+
+class Session(Protocol):
+    """A model that runs with a prefix cache and without. Requests are named as asked."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def keys(self) -> Sequence[str]: ...
+
+    def without_cache(
+        self, prompts: dict[str, Prompt], max_tokens: int, shape: Shape, cut: dict[str, int]
+    ) -> RunRows:
+        """`cut`: of shape CUT, tokens per piece; a prompt without one is left out."""
+        ...
+
+    def with_cache(self, prompts: dict[str, Prompt], max_tokens: int) -> RunRows:
+        """One prompt after the other."""
+        ...
+
+    def empty_cache(self) -> None: ...
+
+
+def verify(
+    session: Session,
+    wanted: Sequence[Scenario | NotRun],
+    tolerance: Tolerance | None = None,
+    on_scenario: Callable[[Scenario], None] | None = None,
+) -> Verification:
+    """Run every scenario, measure the noise floor over all of them, then judge each."""
+    result = Verification()
+    runs = []
+    for scenario in wanted:
+        if isinstance(scenario, NotRun):
+            result.not_run.append((scenario.name, scenario.why))
+            continue
+        runs.append(run_scenario(session, scenario))
+        if on_scenario is not None:
+            on_scenario(scenario)
+    by_scenario = {one.scenario: (one.baseline, *one.shapes) for one in runs}
+    floors = floors_of(by_scenario, session.keys)
+    judge = Judge(session.keys, session.block_size, floors, tolerance)
+    for one in runs:
+        result.pairs += judge.pairs(one)
+    result.failing_rows = judge.failing_rows
+    return result
+
+
+def run_scenario(session: Session, scenario: Scenario) -> Runs:
+    """All runs of one scenario: into an empty cache, out of it, and without one."""
+    prompts = {f"prompt-{index}": prompt for index, prompt in enumerate(scenario.prompts)}
+    names = {
+        role: {f"{role}-{index}": prompt for index, prompt in enumerate(several)}
+        for role, several in (("write", scenario.donors), ("hit", scenario.hitters))
+    }
+    prompt_of = {
+        name: next(known for known, one in prompts.items() if one == prompt)
+        for several in names.values()
+        for name, prompt in several.items()
+    }
+    session.empty_cache()
+    wrote = session.with_cache(names["write"], scenario.max_tokens)
+    hit = session.with_cache(names["hit"], scenario.max_tokens)
+    cut = {
+        prompt_of[name]: request.hit_tokens
+        for name, request in hit.requests.items()
+        if request.hit_tokens
+    }
+    cold = [
+        session.without_cache(prompts, scenario.max_tokens, shape, cut)
+        for shape in (Shape.ALONE, Shape.TOGETHER, Shape.CUT)
+    ]
+    return Runs(scenario.name, cold[0], cold[1:], wrote, hit, prompt_of)
