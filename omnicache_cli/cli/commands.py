@@ -21,7 +21,7 @@ COMMAND_TO_RUN = "omnicache.command"
 COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry(
         "omnicache_cli.cli.demo:demo",
-        "Trace a tiny image model and show what the prefix cache did with a repeated prompt.",
+        "Trace a tiny image model, show what the prefix cache did, and verify what it gives back.",
     ),
     "trace": CommandEntry(
         "omnicache_cli.cli.trace:trace",

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Quiet
 from omnicache_cli.cli.progress import request_progress
-from omnicache_cli.errors import EXIT_DIFFERS, EXIT_ENGINE_FAILED
+from omnicache_cli.errors import EXIT_DIFFERS, EXIT_DONE, EXIT_ENGINE_FAILED
 from omnicache_cli.report.formats import render
 from omnicache_cli.report.model import Lines, Report
 from omnicache_cli.report.output import deliver, note
@@ -65,10 +66,11 @@ def demo(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Trace a tiny image model and show what the prefix cache did with a repeated prompt.
+    """Trace a tiny image model, show what the prefix cache did, and verify what it gives back.
 
     Builds a model with random weights and sends one image prompt of 997 tokens twice: first with
-    enough output to fill the prompt's last block, then with little. Shows the rounds side by side.
+    enough output to fill the prompt's last block, then with little. Shows the rounds side by side,
+    and compares the tensors that a hit restores with those of a run without a cache.
 
     Example: omnicache demo --keep demo
     """
@@ -84,6 +86,7 @@ def demo(
         write_test_image(picture, width=IMAGE_SIZE[0], height=IMAGE_SIZE[1], seed=0)
         for act in ACTS:
             _perform(act, folder, picture, force=force, quiet=quiet)
+        _verify(folder / "model", quiet=quiet)
     kept = keep or Path("demo")
     before = "" if keep is not None else f"omnicache demo --keep {kept}, then "
     _say(f"next: {before}omnicache show {kept / ACTS[0].run} --request p0-r2", quiet)
@@ -120,6 +123,34 @@ def _perform(act: Act, folder: Path, picture: Path, *, force: bool, quiet: bool)
         raise typer.Exit(EXIT_ENGINE_FAILED)
     if summary.broken_invariants:
         raise typer.Exit(EXIT_DIFFERS)
+
+
+def _verify(model: Path, *, quiet: bool) -> None:
+    """Each tensor cache that is installed, on every scenario."""
+    from omnicache_cli.engine.launch import EngineOptions
+    from omnicache_cli.engine.verify.session import CACHES, EngineSession, SessionOptions
+    from omnicache_cli.verify.report import EXIT_CODES, summary_line
+    from omnicache_cli.verify.run import verify
+    from omnicache_cli.verify.scenarios import SCENARIOS, choose
+
+    lines = []
+    code = EXIT_DONE
+    args = EngineOptions(str(model), ENGINE_ARGS)
+    for cache in CACHES:
+        if cache == "vllm-omni" and find_spec("vllm_omni") is None:
+            continue
+        total = len(SCENARIOS)
+        with (
+            request_progress(total, quiet=quiet, noun="scenarios", doing="verifying") as advance,
+            EngineSession(args, SessionOptions(cache)) as session,
+        ):
+            result = verify(session, choose(session.facts(), (), (), 4), on_scenario=advance)
+        lines.append(f"{cache}: {summary_line(result).removeprefix('verify: ')}")
+        code = max(code, EXIT_CODES[result.verdict])
+    title = "Tensors that a hit restores, against a run without a cache"
+    deliver(render(Report("demo", title, {}, (Lines("", lines),)), "text", None), None)
+    if code != EXIT_DONE:
+        raise typer.Exit(code)
 
 
 @contextmanager

@@ -9,5 +9,6 @@ TINY_MODEL_KINDS: dict[str, str] = {
     "sliding": "Gemma 3, window of 64 tokens in every other layer: two KV cache groups.",
     "mla": "DeepSeek-V3, latent attention: one small vector per token instead of keys and values.",
     "hybrid": "Qwen3-Next, three state layers and one of attention: four KV cache groups.",
+    "wide": "The text model, 16 times as wide: results differ by rounding with the batch shape.",
     "lora": "The text model and two adapters: DIR/adapter-a and DIR/adapter-b.",
 }

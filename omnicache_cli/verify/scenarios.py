@@ -98,6 +98,12 @@ def _inside(facts: ModelFacts) -> Scenario | NotRun:
     return _fitting(facts, "inside-block", what, [first, whole], [second, whole])
 
 
+def _one_token(facts: ModelFacts) -> Scenario | NotRun:
+    prompt = _ids(facts, (9, 3 * facts.block_size + 1))
+    what = "a hit that leaves one token: no other batch shape is as far from a whole prompt"
+    return _fitting(facts, "one-token", what, [prompt], [prompt])
+
+
 def _decode(facts: ModelFacts) -> Scenario | NotRun:
     size = facts.block_size
     prompt = _ids(facts, (8, 2 * size + 3))
@@ -124,6 +130,7 @@ _BUILDERS: dict[str, Callable[[ModelFacts], Scenario | NotRun]] = {
     "repeat": _repeat,
     "shared-prefix": _shared,
     "inside-block": _inside,
+    "one-token": _one_token,
     "decode": _decode,
     "image": _image,
     "other-image": _other_image,

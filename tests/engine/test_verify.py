@@ -27,6 +27,7 @@ TEXT_HITS = {
     ("shared-prefix", "hit-0"): 64,
     ("inside-block", "hit-0"): 64,
     ("inside-block", "hit-1"): 32,
+    ("one-token", "hit-0"): 96,
     ("decode", "hit-0"): 64,
 }
 IMAGE_HITS = {("image", "hit-0"): 160, ("other-image", "hit-0"): 32}
@@ -60,6 +61,25 @@ def test_images_are_equal_with_both_caches(tiny_image_model: Path, cache: str) -
     result = verified(tiny_image_model, IMAGES, "image", "other-image", cache=cache)
     assert hits(result) == IMAGE_HITS
     assert result.verdict is Verdict.EQUAL
+
+
+def test_rounding_that_runs_without_a_cache_show_too_is_no_corruption(tmp_path: Path) -> None:
+    """Wide enough, in fp32: a single token is multiplied by another routine than a whole prompt."""
+    from omnicache_cli.engine.tiny_models import build_tiny_model
+
+    build_tiny_model("wide", tmp_path / "wide")
+    args = {**ARGS, "dtype": "float32"}
+    result = verified(tmp_path / "wide", args, "repeat", "one-token")
+    assert hits(result) == {("repeat", "hit-0"): 96, ("one-token", "hit-0"): 96}
+    assert result.verdict is Verdict.ROUNDING
+    off = [one for one in result.pairs if one.verdict is Verdict.ROUNDING]
+    assert {(one.scenario, one.request) for one in off} == {("one-token", "hit-0")}
+    rows = next(one for one in off if one.key == "layers.1")
+    assert rows.relative_error is not None
+    assert rows.relative_floor is not None
+    assert 0 < rows.relative_error <= 2 * rows.relative_floor < 1e-5
+    assert rows.num_restored_rows == 96
+    assert 0 < rows.num_differing_rows < rows.num_rows - 96 + 1
 
 
 def test_a_baseline_inside_the_engine_and_chosen_layers(tiny_text_model: Path) -> None:

@@ -14,7 +14,7 @@ from omnicache_cli.engine.tiny_models.image import image_model_files
 from omnicache_cli.engine.tiny_models.lora import lora_model_files
 from omnicache_cli.engine.tiny_models.mla import mla_model_files
 from omnicache_cli.engine.tiny_models.sliding import sliding_model_files
-from omnicache_cli.engine.tiny_models.text import text_model_files
+from omnicache_cli.engine.tiny_models.text import text_model_files, wide_model_files
 from omnicache_cli.errors import EngineMissingError, UsageError
 
 ModelFiles = dict[str, bytes]  # path inside the folder, with / -> content
@@ -25,6 +25,7 @@ BUILDERS: dict[str, Callable[[], ModelFiles]] = {
     "sliding": sliding_model_files,
     "mla": mla_model_files,
     "hybrid": hybrid_model_files,
+    "wide": wide_model_files,
     "lora": lora_model_files,
 }
 

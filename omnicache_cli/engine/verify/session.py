@@ -19,6 +19,7 @@ from omnicache_cli.verify.runs import RequestRun, RunRows, SampledToken
 from omnicache_cli.verify.scenarios import ModelFacts
 
 CacheKind = Literal["builtin", "vllm-omni"]
+CACHES: tuple[CacheKind, ...] = ("builtin", "vllm-omni")
 Baseline = Literal["engine", "in-engine"]
 
 PICTURE_SIZE = (336, 224)
