@@ -23,6 +23,7 @@ Item = TypeVar("Item", bound=np.generic)
 FIRST_FRAMES = 16
 ROWS_PER_RUN = 64  # with longer runs than this, on average, slices are copied and not single rows
 
+HUGE_BYTES = 8 * 1024 * 1024  # from here on, fewer page faults outweigh another allocator's memory
 NOTHING_TO_DO = nullcontext()
 
 
@@ -126,9 +127,13 @@ class RowStore:
 
     def take(self, index: Ints) -> Tensor:
         """A copy of the rows at these indices: (index's length, *row shape)."""
+        where = torch.from_numpy(index)
         with plain_tensors():
-            rows = empty_rows(len(index), self._rows.shape[1], self._word)
-            torch.index_select(self._rows, 0, torch.from_numpy(index), out=rows)
+            if len(index) * self._rows.shape[1] * self._word.itemsize < HUGE_BYTES:
+                rows = self._rows.index_select(0, where)
+            else:
+                rows = empty_rows(len(index), self._rows.shape[1], self._word)
+                torch.index_select(self._rows, 0, where, out=rows)
             rows = rows.view(self.dtype)
             return (
                 rows if rows.ndim == len(self.row_shape) + 1 else rows.unflatten(1, self.row_shape)
