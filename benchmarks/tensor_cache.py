@@ -22,6 +22,7 @@ import importlib.util
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -109,7 +110,7 @@ def against_plain(tables: Tables, turns: int) -> dict[str, Any]:
         table = tables.next()
         slots = tables.slots(table)
         taken: dict[str, tuple[float, float]] = {}
-        for name in writes:
+        for name in random.sample(list(writes), len(writes)):
             if name in caches:
                 cache, fresh = caches[name], name == "fresh"
                 layout = tables.layout(table, 0, fresh=fresh)
@@ -252,6 +253,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
+    random.seed(0)
     omni_version = version_of("vllm_omni")
     results = []
     for num_tokens in TOKENS:

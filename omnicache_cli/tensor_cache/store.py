@@ -3,6 +3,7 @@
 A block that has rows owns a frame, block_size rows of one growing tensor: memory grows with the
 blocks that are in use, not with the pool. A frame goes back when its block is dropped. For each row
 the store knows which write wrote it (0: none), so a late write never lands on a newer one's row.
+Frame 0 belongs to all blocks without one, and nobody ever writes there.
 
 The store copies what it is given, and gives copies. Knows nothing of requests, steps or devices.
 """
@@ -22,6 +23,7 @@ Item = TypeVar("Item", bound=np.generic)
 FIRST_FRAMES = 16
 ROWS_PER_RUN = 64  # with longer runs than this, on average, slices are copied and not single rows
 
+HUGE_BYTES = 8 * 1024 * 1024  # from here on, fewer page faults outweigh another allocator's memory
 NOTHING_TO_DO = nullcontext()
 
 
@@ -58,11 +60,12 @@ class RowStore:
         with plain_tensors():
             self._rows = empty_rows(0, num_words, self._word)
         self._writes = np.zeros(0, np.int64)  # by row: which write wrote it
-        self._frame_of = np.full(1, -1, np.int64)  # by block id; -1: none, as the last one always
+        self._frame_of = np.zeros(1, np.int64)  # by block id; 0: none, as the last one always
         self._dropped = np.zeros(1, np.bool_)  # by block id: had a frame once and lost it
         self._free = np.zeros(0, np.int64)  # a stack of frames that were given back
         self._num_free = 0
-        self._num_frames = 0  # that were ever in use
+        self._num_frames = 1  # that were ever in use
+        self._make_room(FIRST_FRAMES)
 
     # ------------------------------------------------------------------ writing
 
@@ -100,9 +103,9 @@ class RowStore:
         """Forgets all rows of these blocks and takes their frames back."""
         blocks = np.unique(blocks)
         frames = self._frames_at(blocks)
-        held = frames >= 0
+        held = frames != 0
         blocks, frames = blocks[held], frames[held]
-        self._frame_of[blocks] = -1
+        self._frame_of[blocks] = 0
         self._dropped[blocks] = True
         self._writes.reshape(-1, self._block_size)[frames] = 0
         self._free[self._num_free : self._num_free + len(frames)] = frames
@@ -112,20 +115,25 @@ class RowStore:
 
     def find(self, places: Places) -> tuple[Ints, Ints]:
         """Index and write number of each row, (rows,) both; 0 where nothing was written."""
-        frames = self._frames_at(places.blocks)
-        return self._with_writes(frames * self._block_size + places.offsets)
+        index = self._frames_at(places.blocks) * self._block_size + places.offsets
+        return index, self._writes.take(index)
 
     def find_span(self, span: Span) -> tuple[Ints, Ints]:
         """As `find`, block by block."""
-        frames = self._frames_at(span.blocks)
-        index = (frames[:, None] * self._block_size + self._offsets).reshape(-1)
-        return self._with_writes(index[span.skipped : span.skipped + span.num_rows])
+        first_rows = self._frames_at(span.blocks) * self._block_size
+        index = (first_rows[:, None] + self._offsets).reshape(-1)
+        index = index[span.skipped : span.skipped + span.num_rows]
+        return index, self._writes.take(index)
 
     def take(self, index: Ints) -> Tensor:
         """A copy of the rows at these indices: (index's length, *row shape)."""
+        where = torch.from_numpy(index)
         with plain_tensors():
-            rows = empty_rows(len(index), self._rows.shape[1], self._word)
-            torch.index_select(self._rows, 0, torch.from_numpy(index), out=rows)
+            if len(index) * self._rows.shape[1] * self._word.itemsize < HUGE_BYTES:
+                rows = self._rows.index_select(0, where)
+            else:
+                rows = empty_rows(len(index), self._rows.shape[1], self._word)
+                torch.index_select(self._rows, 0, where, out=rows)
             rows = rows.view(self.dtype)
             return (
                 rows if rows.ndim == len(self.row_shape) + 1 else rows.unflatten(1, self.row_shape)
@@ -139,7 +147,7 @@ class RowStore:
 
     @property
     def num_blocks(self) -> int:
-        return self._num_frames - self._num_free
+        return self._num_frames - self._num_free - 1
 
     @property
     def num_rows(self) -> int:
@@ -155,22 +163,13 @@ class RowStore:
     # ------------------------------------------------------------------ frames
 
     def _frames_at(self, blocks: Ints) -> Ints:
-        """The frame of each block, -1 where it has none. Block ids are not negative."""
-        return self._frame_of.take(blocks, mode="clip")  # the last entry is always -1
-
-    def _with_writes(self, index: Ints) -> tuple[Ints, Ints]:
-        """Adds the write numbers. Rows without a frame have a negative index and get 0."""
-        if len(index) == 0 or index.min() >= 0:
-            return index, self._writes.take(index)
-        has_frame = index >= 0
-        writes = np.zeros_like(index)
-        writes[has_frame] = self._writes[index[has_frame]]
-        return np.where(has_frame, index, 0), writes
+        """The frame of each block, 0 where it has none. Block ids are not negative."""
+        return self._frame_of.take(blocks, mode="clip")  # the last entry is always 0
 
     def _index_for(self, places: Places) -> Ints:
         blocks = places.blocks
         frames = self._frames_at(blocks)
-        without = blocks[frames < 0]
+        without = blocks[frames == 0]
         if len(without):
             self._give_frames(without[np.diff(without, prepend=-1) != 0])
             frames = self._frame_of[blocks]
@@ -181,8 +180,8 @@ class RowStore:
         highest = int(blocks.max())
         if highest >= len(self._frame_of) - 1:
             size = max(highest + 2, 2 * len(self._frame_of))
-            self._frame_of = grown(self._frame_of, size, fill=-1)
-            self._dropped = grown(self._dropped, size, fill=0)
+            self._frame_of = grown(self._frame_of, size)
+            self._dropped = grown(self._dropped, size)
         reused = min(len(blocks), self._num_free)
         self._num_free -= reused
         frames = np.sort(self._free[self._num_free : self._num_free + reused])
@@ -197,14 +196,14 @@ class RowStore:
         capacity = len(self._free)
         if num_frames <= capacity:
             return
-        capacity = max(num_frames, 2 * capacity, FIRST_FRAMES)
+        capacity = max(num_frames, 2 * capacity)
         num_rows = capacity * self._block_size
         with plain_tensors():
             rows = empty_rows(num_rows, self._rows.shape[1], self._word)
             rows[: len(self._rows)] = self._rows
         self._rows = rows
-        self._writes = grown(self._writes, num_rows, fill=0)
-        self._free = grown(self._free, capacity, fill=-1)
+        self._writes = grown(self._writes, num_rows)
+        self._free = grown(self._free, capacity)
 
 
 def plain_tensors() -> AbstractContextManager[Any]:
@@ -248,8 +247,8 @@ def runs_of(index: Ints) -> list[tuple[int, int, int]] | None:
     return [(int(index[row]), row, end - row) for row, end in zip(rows, ends, strict=True)]
 
 
-def grown(table: NDArray[Item], size: int, *, fill: int) -> NDArray[Item]:
-    """A longer copy of a table; the new part holds `fill`."""
-    longer = np.full(size, fill, table.dtype)
+def grown(table: NDArray[Item], size: int) -> NDArray[Item]:
+    """A longer copy of a table, with zeros behind it."""
+    longer = np.zeros(size, table.dtype)
     longer[: len(table)] = table
     return longer

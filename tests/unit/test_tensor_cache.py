@@ -510,7 +510,7 @@ def test_memory_grows_with_the_blocks_in_use_and_frames_are_used_again() -> None
 def test_memory_doubles_when_it_is_full() -> None:
     cache = TensorCache(4)
     sizes = []
-    for step, num_blocks in enumerate([16, 17, 33, 100]):
+    for step, num_blocks in enumerate([15, 16, 32, 100]):
         table = tuple(range(num_blocks))
         cache.begin_step(step_of(step, [Share("a", table, 0, 4 * num_blocks, 0)], 4, table))
         cache.save({"h": numbered(0, 4 * num_blocks)})
