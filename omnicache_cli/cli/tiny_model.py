@@ -50,8 +50,8 @@ def tiny_model(
     """Write a tiny model with random weights that vLLM really loads.
 
     About a megabyte (wide: 30), the same bytes every time: good for trying omnicache without a GPU
-    or a download, and for the tests of your own project. Nearly all its time goes into importing torch
-    and transformers. Without arguments the kinds are listed.
+    or a download, and for the tests of your own project. Nearly all its time goes into importing
+    torch and transformers. Without arguments the kinds are listed.
 
     Example: omnicache tiny-model text tiny
     """
