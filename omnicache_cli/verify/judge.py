@@ -13,8 +13,9 @@ from torch import Tensor
 
 from omnicache_cli.verify.assembly import Rows, assemble, common
 from omnicache_cli.verify.compare import Bound, Difference, compare_rows
+from omnicache_cli.verify.faults import Fault, contents
 from omnicache_cli.verify.floor import HEADROOM, Floor, Floors, comparable_rows, first_other_token
-from omnicache_cli.verify.integrity import Broken, Wrong, check_integrity
+from omnicache_cli.verify.integrity import Broken, IntegrityCheck, Origins, Wrong
 from omnicache_cli.verify.ledger import Ledger
 from omnicache_cli.verify.results import Pair, Place, Verdict
 from omnicache_cli.verify.runs import RequestRun, RunRows
@@ -40,6 +41,7 @@ class Runs:
     shapes: Sequence[RunRows]  # without a cache, in other batch shapes
     wrote: RunRows
     hit: RunRows
+    hit_again: RunRows  # the same once more
     prompt_of: Mapping[str, str]  # request of wrote or hit -> request of the baseline
 
 
@@ -53,6 +55,7 @@ class _Request:
     cold: RequestRun
     must_hit: bool
     broken: Broken
+    origins: Origins
 
     @property
     def split(self) -> int | None:
@@ -71,13 +74,14 @@ class Judge:
 
     def pairs(self, runs: Runs) -> list[Pair]:
         """Requests in the order in which they ran, those that filled the cache first."""
-        ledger = Ledger()
+        origins = Origins((runs.wrote, runs.hit))
+        check = IntegrityCheck(Ledger(), origins, self.keys, self.block_size)
         pairs: list[Pair] = []
         for run, must_hit in ((runs.wrote, False), (runs.hit, True)):
-            broken = check_integrity(run, ledger, self.keys, self.block_size)
+            broken = check.broken(run)
             for name, request in run.requests.items():
                 cold = runs.baseline.requests[runs.prompt_of[name]]
-                one = _Request(runs, run, request, cold, must_hit, broken)
+                one = _Request(runs, run, request, cold, must_hit, broken, origins)
                 pairs += [self._rows(one, key) for key in self.keys]
                 pairs += [self._tokens(one), self._logprobs(one)]
         return pairs
@@ -87,18 +91,22 @@ class Judge:
         expected = assemble(one.runs.baseline.computed, one.cold.request, key)
         found = assemble(one.run.delivered, one.request.request, key)
         wrong = one.broken.get((one.request.request, key)) or _incomplete(one, key, expected, found)
+        if wrong is not None and wrong.fault is Fault.UNKNOWN and _changes(one, key):
+            text = f"{wrong.diagnosis}, and changes when the same is run again"
+            wrong = Wrong(Fault.UNSTABLE, text, wrong.place)
         gap: Difference | None = None
         if expected is not None and found is not None:
             end = comparable_rows(one.cold, one.split)
             positions, wanted, got = common(expected.up_to(end), found.up_to(end))
             if wanted.shape != got.shape or wanted.dtype != got.dtype:
                 wrong = wrong or Wrong(
+                    Fault.KIND,
                     f"rows of {tuple(got.shape[1:])} {got.dtype}, without a cache they are "
-                    f"{tuple(wanted.shape[1:])} {wanted.dtype}"
+                    f"{tuple(wanted.shape[1:])} {wanted.dtype}",
                 )
             else:
                 gap = compare_rows(wanted, got, positions, self._bound(floor))
-                wrong = wrong or self._beyond(one, gap, floor)
+                wrong = wrong or self._beyond(one, key, gap, got, positions, floor)
                 if wrong is not None:
                     self.failing_rows[one.runs.scenario, one.request.request, key] = {
                         "expected": wanted.contiguous(),
@@ -128,7 +136,15 @@ class Judge:
             return Bound(atol=self.tolerance.atol, rtol=self.tolerance.rtol)
         return Bound(HEADROOM * floor.relative)
 
-    def _beyond(self, one: _Request, gap: Difference, floor: Floor) -> Wrong | None:
+    def _beyond(
+        self,
+        one: _Request,
+        key: str,
+        gap: Difference,
+        found: Tensor,
+        positions: Sequence[int],
+        floor: Floor,
+    ) -> Wrong | None:
         """Rows that are further from the baseline than rounding explains."""
         position = gap.first_position
         if position is None:
@@ -139,8 +155,6 @@ class Judge:
             limit = f"beyond twice the noise floor of {floor.relative:.2g}"
         else:
             limit = "and runs without a cache do not differ at all"
-        restored = position < one.request.hit_tokens
-        which = "restored" if restored else "computed after the hit"
         slot = _slot_of(one, position)
         place = Place(
             position,
@@ -152,10 +166,23 @@ class Judge:
             gap.expected_values,
             gap.found_values,
         )
-        text = (
-            f"row {position}, {which}, is off by {gap.max_relative_error:.2g} of its size, {limit}"
-        )
-        return Wrong(text, place)
+        error = f"{gap.max_relative_error:.2g} of its size"
+        if position >= one.request.hit_tokens:
+            text = f"row {position}, computed after the hit, is off by {error}, {limit}"
+            return Wrong(Fault.WRONG_KV if one.request.hit_tokens else Fault.UNKNOWN, text, place)
+        text = f"row {position}, restored, is off by {error}, {limit}"
+        (content,) = contents(found[positions.index(position)][None])
+        donors = [
+            origin
+            for origin in one.origins.of(key).origins(content)
+            if origin.request != one.request.request
+        ]
+        if not donors:
+            return Wrong(Fault.UNKNOWN, text, place)
+        donor = donors[-1]
+        theirs = f"{donor.request}, position {donor.position}"
+        text += f": a false hit, it is that of {theirs}, which has other tokens"
+        return Wrong(Fault.OTHER_REQUEST, text, place)
 
     def _tokens(self, one: _Request) -> Pair:
         """Output tokens. Another one is rounding where the choice was that close."""
@@ -164,11 +191,13 @@ class Judge:
         wrong: Wrong | None = None
         if split is None and differs:
             wrong = Wrong(
-                f"{len(one.request.tokens)} output tokens, without a cache {len(one.cold.tokens)}"
+                Fault.UNKNOWN,
+                f"{len(one.request.tokens)} output tokens, without a cache {len(one.cold.tokens)}",
             )
         elif split is not None and not self._is_close_call(one, split):
             chosen = one.request.tokens[split].token_id
             wrong = Wrong(
+                Fault.WRONG_KV,
                 f"output token {split} is {chosen}, without a cache "
                 f"{one.cold.tokens[split].token_id}, by a margin that rounding does not explain",
                 Place(one.cold.num_prompt_tokens + split, None, None, None, None),
@@ -198,6 +227,7 @@ class Judge:
         if not worst <= limit:
             index = gaps.index(worst)
             wrong = Wrong(
+                Fault.WRONG_KV,
                 f"the log probability of output token {index} is off by {worst:.2g}, beyond "
                 f"{limit:.2g}",
                 Place(one.cold.num_prompt_tokens + index, None, None, None, None),
@@ -226,6 +256,7 @@ class Judge:
             hit,
             hit // self.block_size,
             place=None if wrong is None else wrong.place,
+            fault=None if wrong is None else wrong.fault,
         )
 
 
@@ -234,13 +265,25 @@ def _incomplete(one: _Request, key: str, expected: Rows | None, found: Rows | No
     if expected is None:
         return None  # the model itself does not give this key
     if found is None:
-        return Wrong("no rows came back for this key")
+        return Wrong(Fault.NEVER_CACHED, "no rows came back for this key")
     missing = found.missing(one.request.num_rows)
     if not missing:
         return None
     count = one.request.num_rows
     text = f"{count - len(missing)} rows instead of {count}: position {missing[0]} has none"
-    return Wrong(text, Place(missing[0], None, None, _slot_of(one, missing[0]), None))
+    return Wrong(
+        Fault.SHORT_PREFIX, text, Place(missing[0], None, None, _slot_of(one, missing[0]), None)
+    )
+
+
+def _changes(one: _Request, key: str) -> bool:
+    """The same request, run once more, is given other rows."""
+    again = assemble(one.runs.hit_again.delivered, one.request.request, key)
+    now = assemble(one.run.delivered, one.request.request, key)
+    if again is None or now is None or one.request.request not in one.runs.hit_again.requests:
+        return False
+    _, first, second = common(now, again)
+    return contents(first) != contents(second)
 
 
 def _slot_of(one: _Request, position: int) -> int | None:

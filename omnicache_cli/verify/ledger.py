@@ -37,6 +37,11 @@ class Ledger:
     def at(self, slot: int) -> Written | None:
         return self._slots.get(slot)
 
+    def step_of(self, slot: int) -> int:
+        """The step of its latest write; -1: there was none."""
+        written = self._slots.get(slot)
+        return -1 if written is None else written.piece.step
+
     def has(self, slot: int, key: str) -> bool:
         written = self._slots.get(slot)
         return written is not None and key in written.piece.rows

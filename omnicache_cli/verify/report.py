@@ -89,7 +89,7 @@ def _pairs_table(pairs: list[Pair]) -> Table:
 def _corruption_lines(wrong: list[Pair]) -> Lines:
     lines = []
     for one in wrong:
-        lines.append(f"{one.scenario}, {one.request}, {one.key}: {one.diagnosis}")
+        lines.append(f"{one.scenario}, {one.request}, {one.key}: {one.fault}: {one.diagnosis}")
         place = one.place
         if place is None:
             continue

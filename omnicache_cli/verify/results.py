@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from omnicache_cli.verify.faults import Fault
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -51,6 +53,7 @@ class Pair:
     noise_floor: float | None = None  # absolute, of the same key, runs without a cache
     relative_floor: float | None = None
     place: Place | None = None
+    fault: Fault | None = None  # what a corruption is
 
 
 @dataclass(slots=True)

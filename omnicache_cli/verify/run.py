@@ -82,6 +82,7 @@ def run_scenario(session: Session, scenario: Scenario) -> Runs:
     session.empty_cache()
     wrote = session.with_cache(names["write"], scenario.max_tokens)
     hit = session.with_cache(names["hit"], scenario.max_tokens)
+    again = session.with_cache(names["hit"], scenario.max_tokens)
     cut = {
         prompt_of[name]: request.hit_tokens
         for name, request in hit.requests.items()
@@ -91,4 +92,4 @@ def run_scenario(session: Session, scenario: Scenario) -> Runs:
         session.without_cache(prompts, scenario.max_tokens, shape, cut)
         for shape in (Shape.ALONE, Shape.TOGETHER, Shape.CUT)
     ]
-    return Runs(scenario.name, cold[0], cold[1:], wrote, hit, prompt_of)
+    return Runs(scenario.name, cold[0], cold[1:], wrote, hit, again, prompt_of)

@@ -9,6 +9,7 @@ import pytest
 
 from omnicache_cli.engine.launch import EngineOptions
 from omnicache_cli.errors import BadInputError, UsageError
+from omnicache_cli.verify.faults import Fault
 from omnicache_cli.verify.results import Verdict, Verification
 from omnicache_cli.verify.run import verify
 from omnicache_cli.verify.scenarios import choose
@@ -114,7 +115,10 @@ def test_rows_of_another_slot_are_corruption(
     wrong = [one for one in result.pairs if one.verdict is Verdict.CORRUPTION]
     assert [(one.request, one.key) for one in wrong] == [("hit-0", "layers.1")]
     (pair,) = wrong
-    assert pair.diagnosis == "96 of 96 restored rows are not what was written there"
+    assert (pair.fault, pair.diagnosis) == (
+        Fault.SHIFTED,
+        "rows 0 .. 95 are shifted: those 1 before",
+    )
     assert pair.place is not None
     assert (pair.place.token, pair.place.block) == (0, 0)
     assert pair.relative_error is not None
@@ -141,6 +145,7 @@ def test_wrong_kv_under_a_hit_is_corruption_after_the_hit(
     result = verified(tiny_text_model, ARGS, "repeat")
     pair = next(one for one in result.pairs if (one.request, one.key) == ("hit-0", "hidden_states"))
     assert pair.verdict is Verdict.CORRUPTION
+    assert pair.fault is Fault.WRONG_KV
     assert pair.diagnosis.startswith("row 96, computed after the hit, is off by")
 
 

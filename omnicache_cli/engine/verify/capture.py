@@ -16,6 +16,7 @@ from omnicache_cli.engine.probe.live import of_group
 from omnicache_cli.errors import BadInputError, EngineFailedError
 from omnicache_cli.tensor_cache.layout import RequestRows, StepLayout
 from omnicache_cli.trace.records import external_id
+from omnicache_cli.verify.faults import PADDING_REQUEST
 from omnicache_cli.verify.runs import HIDDEN_STATES, Computed, Delivered
 
 _LAYER = re.compile(r"(.*\.layers\.(\d+))\.")
@@ -119,6 +120,9 @@ class Capture:
             name = external_id(one.request_id, randomized=True)
             piece = Computed(layout.step, name, one.num_computed_tokens, tuple(slots[part]), rows)
             self._recorded.computed.append(piece)
+        if layout.num_tokens < layout.num_tokens_padded:
+            padding = {key: _own(outputs[key][layout.num_tokens :]) for key in self.keys}
+            self._recorded.computed.append(Computed(layout.step, PADDING_REQUEST, 0, (), padding))
         if self.cache is not None:
             given = self.cache.step(layout, outputs)
             resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids

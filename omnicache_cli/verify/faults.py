@@ -1,0 +1,234 @@
+"""Names for what can go wrong with restored rows, and how each is recognised.
+
+The donor of a wrong row is searched among all rows that the model computed, by their bytes; what
+the run's own tables say about it counts for nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from omnicache_cli.verify.runs import Computed
+
+
+class Fault(StrEnum):
+    """What corrupts rows."""
+
+    SHORT_PREFIX = "short prefix"
+    SHIFTED = "shifted rows"
+    OTHER_BLOCK = "another block's rows"
+    OTHER_REQUEST = "another request's rows"
+    STALE = "stale rows"
+    ZERO = "zero rows"
+    NEVER_CACHED = "key never cached"
+    OFFSET = "offset ignores the hit"
+    TOO_EARLY = "read before written"
+    PADDING = "padding row"
+    UNSTABLE = "differs from run to run"
+    REFUSED = "refused by the cache"
+    WRONG_KV = "wrong keys and values"
+    KIND = "another kind of rows"
+    UNKNOWN = "rows of unknown origin"
+
+
+PADDING_REQUEST = ""
+"""Request of rows that belong to no token: the batch was padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One row that the model computed."""
+
+    request: str
+    position: int
+    slot: int  # -1: of a padding row
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A delivery that is not what it should be, and what it should be.
+
+    `found` is (rows that came, width), `truth` (hit + new, width): row i is for position i of the
+    request. `slots` and `written` are of the hit: where each row comes from, and the step in which
+    it was last written.
+    """
+
+    request: str
+    key: str
+    step: int
+    hit: int
+    found: Tensor
+    truth: Tensor
+    slots: Sequence[int]
+    written: Sequence[int]
+    block_size: int
+
+
+class RowIndex:
+    """All rows of one scenario, by their bytes."""
+
+    def __init__(self, pieces: Iterable[Computed], key: str) -> None:
+        self._origins: defaultdict[bytes, list[Origin]] = defaultdict(list)
+        for piece in pieces:
+            rows = piece.rows.get(key)
+            for index, content in enumerate(() if rows is None else contents(rows)):
+                slot = piece.slots[index] if index < len(piece.slots) else -1
+                position = piece.first_position + index
+                self._origins[content].append(Origin(piece.request, position, slot, piece.step))
+
+    def origins(self, content: bytes) -> Sequence[Origin]:
+        return self._origins.get(content, ())
+
+
+def contents(rows: Tensor) -> list[bytes]:
+    """The bytes of each row."""
+    if not len(rows):
+        return []
+    flat = rows.contiguous().view(torch.uint8).reshape(len(rows), -1)
+    return [row.tobytes() for row in flat.numpy()]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A fault, and a sentence about this case of it."""
+
+    fault: Fault
+    sentence: str
+
+
+def name_fault(evidence: Evidence, index: RowIndex) -> Named:
+    """The fault that explains the rows that came; UNKNOWN if none does."""
+    found, truth = contents(evidence.found), contents(evidence.truth)
+    for attempt in (_lost, _misplaced, _zero, _shifted, _from_elsewhere):
+        named = attempt(evidence, found, truth, index)
+        if named is not None:
+            return named
+    wrong = _differing(found, truth)
+    return Named(Fault.UNKNOWN, f"{rows_are(wrong)} none that the model computed")
+
+
+def _lost(e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex) -> Named | None:
+    """Fewer rows than there should be."""
+    missing = len(truth) - len(found)
+    if missing <= 0:
+        return None
+    counts = f"{len(found)} rows instead of {len(truth)}"
+    if missing == e.hit and found == truth[e.hit :]:
+        return Named(Fault.NEVER_CACHED, f"key {e.key} has no cached rows: {counts}")
+    first = next((i for i, row in enumerate(found) if row != truth[i]), len(found))
+    if found[first:] == truth[first + missing :]:
+        gap = rows_are(range(first, first + missing))
+        after = f", what follows is shifted by {missing}" if found[first:] else ""
+        return Named(Fault.SHORT_PREFIX, f"{counts}: {gap} missing{after}")
+    return Named(Fault.SHORT_PREFIX, f"{counts}, the first wrong one is row {first}")
+
+
+def _misplaced(
+    e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex
+) -> Named | None:
+    """The rows of this step were taken from the front of the request."""
+    wrong = _differing(found, truth)
+    new = len(truth) - e.hit
+    if not e.hit or not wrong or wrong[0] < e.hit or found[e.hit :] != truth[:new]:
+        return None
+    where = f"{rows_are(wrong)} those of positions {spans(range(new))}"
+    return Named(Fault.OFFSET, f"{where}: they were taken as if nothing had hit")
+
+
+def _zero(e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex) -> Named | None:
+    wrong = _differing(found, truth)
+    if not wrong or any(any(found[one]) for one in wrong):
+        return None
+    rows = f"zero rows {spans(wrong)} of key {e.key}"
+    if all(one < e.hit and e.written[one] == e.step for one in wrong):
+        return Named(Fault.TOO_EARLY, f"{rows}: another request writes them in this very step")
+    return Named(Fault.ZERO, rows)
+
+
+def _shifted(e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex) -> Named | None:
+    """All wrong rows are rows of this request, each as far from its place."""
+    wrong = _differing(found, truth)
+    places: defaultdict[bytes, list[int]] = defaultdict(list)
+    for position, row in enumerate(truth):
+        places[row].append(position)
+    offsets: dict[int, int] = defaultdict(int)
+    for one in wrong:
+        for position in places.get(found[one], ()):
+            offsets[position - one] += 1
+    if not offsets:
+        return None
+    offset = max(offsets, key=lambda one: offsets[one])
+    if offset % e.block_size == 0 or offsets[offset] < len(wrong) - abs(offset):
+        return None
+    where = "further on" if offset > 0 else "before"
+    return Named(Fault.SHIFTED, f"{rows_are(wrong)} shifted: those {abs(offset)} {where}")
+
+
+def _from_elsewhere(
+    e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex
+) -> Named | None:
+    """Every wrong row was computed for another place."""
+    wrong = _differing(found, truth)
+    donors = [index.origins(found[one]) for one in wrong]
+    if not wrong or not all(donors):
+        return None
+    if all(any(one.request == PADDING_REQUEST for one in each) for each in donors):
+        return Named(Fault.PADDING, f"{rows_are(wrong)} of the padding of a batch")
+    own = [
+        any(wrong[i] < e.hit and one.slot == e.slots[wrong[i]] for one in each)
+        for i, each in enumerate(donors)
+    ]
+    if all(own):
+        if all(e.written[one] == e.step for one in wrong):
+            what = "what was there before: another request writes them in this very step"
+            return Named(Fault.TOO_EARLY, f"{rows_are(wrong)} {what}")
+        was = _latest(donors)
+        what = f"what {was.request} wrote there in step {was.step}, before the block was given away"
+        return Named(Fault.STALE, f"{rows_are(wrong)} {what}")
+    inside = set(e.slots)
+    if all(any(one.slot in inside for one in each) for each in donors):
+        blocks = sorted({wrong_one // e.block_size for wrong_one in wrong})
+        from_ = sorted({one.position // e.block_size for each in donors for one in each[:1]})
+        text = f"{rows_are(wrong)} of block {spans(from_)}, not of block {spans(blocks)}"
+        return Named(Fault.OTHER_BLOCK, text)
+    donor = donors[0][0]
+    text = f"{rows_are(wrong)} those of {donor.request}, from position {donor.position} on"
+    return Named(Fault.OTHER_REQUEST, text)
+
+
+def _latest(donors: Sequence[Sequence[Origin]]) -> Origin:
+    return max((one for each in donors for one in each), key=lambda one: one.step)
+
+
+def _differing(found: Sequence[bytes], truth: Sequence[bytes]) -> list[int]:
+    pairs = zip(found, truth, strict=False)
+    return [index for index, (one, other) in enumerate(pairs) if one != other]
+
+
+def rows_are(numbers: Iterable[int]) -> str:
+    """`row 5 is`, `rows 4 .. 9 are`."""
+    known = sorted(numbers)
+    return f"row {known[0]} is" if len(known) == 1 else f"rows {spans(known)} are"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`3`, `4 .. 9`, `0, 4 .. 9`."""
+    return ", ".join(_spans(sorted(numbers)))
+
+
+def _spans(numbers: Sequence[int]) -> Iterator[str]:
+    first = last = None
+    for number in numbers:
+        if last is not None and number == last + 1:
+            last = number
+            continue
+        if first is not None:
+            yield f"{first}" if first == last else f"{first} .. {last}"
+        first = last = number
+    if first is not None:
+        yield f"{first}" if first == last else f"{first} .. {last}"
