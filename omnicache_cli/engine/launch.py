@@ -213,6 +213,30 @@ class Engine:
         placeholder: str | None = get_model_cls(self.model_config).get_placeholder_str("image", 1)
         return placeholder
 
+    def max_images(self) -> int:
+        """Images that one prompt may hold; 0: the model takes none."""
+        config = self.model_config.multimodal_config
+        return 0 if config is None else int(config.get_limit_per_prompt("image"))
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that may run at once."""
+        return int(self._engine.vllm_config.scheduler_config.max_num_seqs)
+
+    @contextlib.contextmanager
+    def limited_pool(self, num_blocks: int) -> Iterator[None]:
+        """Leave that many free blocks to the requests; only of an idle engine in this process.
+
+        The others are taken from the pool for the time, as a long-running request would. Blocks
+        that are left keep what they cache: take the pool into an empty cache.
+        """
+        pool = self._engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        taken = pool.get_new_blocks(max(0, pool.get_num_free_blocks() - num_blocks))
+        try:
+            yield
+        finally:
+            pool.free_blocks(taken)
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks. EngineFailedError: a request still holds some."""
         if not self._engine.reset_prefix_cache():
@@ -220,7 +244,8 @@ class Engine:
 
     @contextlib.contextmanager
     def prefill_in_pieces(self, num_tokens: int) -> Iterator[None]:
-        """Prefill at most that many tokens of a request in a step; only of an engine in here."""
+        """Prefill at most that many tokens of a request in a step, 0: any number; only of an engine
+        in this process."""
         config = self._engine.engine_core.engine_core.scheduler.scheduler_config
         before = config.long_prefill_token_threshold
         config.long_prefill_token_threshold = num_tokens

@@ -34,15 +34,16 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """All runs of one scenario. Requests of `wrote` and `hit` have names of their own."""
+    """All runs of one scenario. Requests with a cache have names of their own."""
 
     scenario: str
     baseline: RunRows  # without a cache, each prompt alone
     shapes: Sequence[RunRows]  # without a cache, in other batch shapes
-    wrote: RunRows
-    hit: RunRows
-    hit_again: RunRows  # the same once more
-    prompt_of: Mapping[str, str]  # request of wrote or hit -> request of the baseline
+    warm: Sequence[RunRows]  # with the cache, in the order in which they ran
+    again: RunRows  # the last of them once more
+    prompt_of: Mapping[str, str]  # request with a cache -> request of the baseline
+    must_hit: frozenset[str]  # requests without a hit of which nothing is verified
+    unproved: str | None = None  # why the scenario did not show what it is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,14 @@ class Judge:
 
     def pairs(self, runs: Runs) -> list[Pair]:
         """Requests in the order in which they ran, those that filled the cache first."""
-        origins = Origins((runs.wrote, runs.hit))
+        origins = Origins(runs.warm)
         check = IntegrityCheck(Ledger(), origins, self.keys, self.block_size)
         pairs: list[Pair] = []
-        for run, must_hit in ((runs.wrote, False), (runs.hit, True)):
+        for run in runs.warm:
             broken = check.broken(run)
             for name, request in run.requests.items():
                 cold = runs.baseline.requests[runs.prompt_of[name]]
+                must_hit = name in runs.must_hit
                 one = _Request(runs, run, request, cold, must_hit, broken, origins)
                 pairs += [self._rows(one, key) for key in self.keys]
                 pairs += [self._tokens(one), self._logprobs(one)]
@@ -239,6 +241,8 @@ class Judge:
         hit = one.request.hit_tokens
         if wrong is not None:
             verdict, diagnosis = Verdict.CORRUPTION, wrong.diagnosis
+        elif one.must_hit and one.runs.unproved is not None:
+            verdict, diagnosis = Verdict.NOTHING, one.runs.unproved
         elif one.must_hit and not hit:
             verdict = Verdict.NOTHING
             diagnosis = "vLLM reports no cached token for this request: nothing was restored"
@@ -278,9 +282,9 @@ def _incomplete(one: _Request, key: str, expected: Rows | None, found: Rows | No
 
 def _changes(one: _Request, key: str) -> bool:
     """The same request, run once more, is given other rows."""
-    again = assemble(one.runs.hit_again.delivered, one.request.request, key)
+    again = assemble(one.runs.again.delivered, one.request.request, key)
     now = assemble(one.run.delivered, one.request.request, key)
-    if again is None or now is None or one.request.request not in one.runs.hit_again.requests:
+    if again is None or now is None or one.request.request not in one.runs.again.requests:
         return False
     _, first, second = common(now, again)
     return contents(first) != contents(second)

@@ -1,6 +1,7 @@
 """Runs the scenarios and judges them. What an engine must offer is the Protocol `Session`."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Protocol
 
@@ -8,7 +9,7 @@ from omnicache_cli.trace.workload import Prompt
 from omnicache_cli.verify.floor import floors_of
 from omnicache_cli.verify.judge import Judge, Runs, Tolerance
 from omnicache_cli.verify.results import Verification
-from omnicache_cli.verify.runs import RunRows
+from omnicache_cli.verify.runs import ONE_BY_ONE, How, RunRows
 from omnicache_cli.verify.scenarios import NotRun, Scenario
 
 
@@ -35,11 +36,13 @@ class Session(Protocol):
         """`cut`: of shape CUT, tokens per piece; a prompt without one is left out."""
         ...
 
-    def with_cache(self, prompts: dict[str, Prompt], max_tokens: int) -> RunRows:
-        """One prompt after the other."""
-        ...
+    def with_cache(self, prompts: dict[str, Prompt], max_tokens: int, how: How) -> RunRows: ...
 
     def empty_cache(self) -> None: ...
+
+    def limited_pool(self, num_blocks: int | None) -> AbstractContextManager[None]:
+        """While it lasts, requests have that many blocks; None: all."""
+        ...
 
 
 def verify(
@@ -70,26 +73,41 @@ def verify(
 def run_scenario(session: Session, scenario: Scenario) -> Runs:
     """All runs of one scenario: into an empty cache, out of it, and without one."""
     prompts = {f"prompt-{index}": prompt for index, prompt in enumerate(scenario.prompts)}
-    names = {
-        role: {f"{role}-{index}": prompt for index, prompt in enumerate(several)}
-        for role, several in (("write", scenario.donors), ("hit", scenario.hitters))
-    }
+    donors, hitters, others = (
+        {f"{role}-{index}": prompt for index, prompt in enumerate(several)}
+        for role, several in (
+            ("write", scenario.donors),
+            ("hit", scenario.hitters),
+            ("other", scenario.others),
+        )
+    )
+    served = {**hitters, **others}
+    session.empty_cache()
+    with session.limited_pool(scenario.pool_blocks):
+        if scenario.with_donors:
+            warm = [session.with_cache({**donors, **served}, scenario.max_tokens, scenario.how)]
+        else:
+            warm = [
+                session.with_cache(donors, scenario.max_tokens, ONE_BY_ONE),
+                session.with_cache(served, scenario.max_tokens, scenario.how),
+            ]
+        again = session.with_cache(served, scenario.max_tokens, scenario.how)
     prompt_of = {
         name: next(known for known, one in prompts.items() if one == prompt)
-        for several in names.values()
-        for name, prompt in several.items()
+        for name, prompt in {**donors, **served}.items()
     }
-    session.empty_cache()
-    wrote = session.with_cache(names["write"], scenario.max_tokens)
-    hit = session.with_cache(names["hit"], scenario.max_tokens)
-    again = session.with_cache(names["hit"], scenario.max_tokens)
     cut = {
         prompt_of[name]: request.hit_tokens
-        for name, request in hit.requests.items()
+        for name, request in warm[-1].requests.items()
         if request.hit_tokens
     }
     cold = [
         session.without_cache(prompts, scenario.max_tokens, shape, cut)
         for shape in (Shape.ALONE, Shape.TOGETHER, Shape.CUT)
     ]
-    return Runs(scenario.name, cold[0], cold[1:], wrote, hit, again, prompt_of)
+    unproved = None
+    if scenario.preempts and not any(run.num_resumed for run in warm):
+        unproved = "no request was preempted: nothing was restored behind a preemption"
+    return Runs(
+        scenario.name, cold[0], cold[1:], warm, again, prompt_of, frozenset(hitters), unproved
+    )

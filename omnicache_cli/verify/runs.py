@@ -63,6 +63,17 @@ class RequestRun:
         return self.num_prompt_tokens + len(self.tokens) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class How:
+    """How the requests of one run are sent."""
+
+    together: bool = False  # all at once; else one after the other
+    pieces: int | None = None  # prompt tokens of a request in one step at most; None: no limit
+
+
+ONE_BY_ONE = How()
+
+
 @dataclass(slots=True)
 class RunRows:
     """One run of several prompts, steps in order."""
@@ -70,3 +81,4 @@ class RunRows:
     requests: dict[str, RequestRun] = field(default_factory=dict)
     computed: list[Computed] = field(default_factory=list)
     delivered: list[Delivered] = field(default_factory=list)  # empty without a cache
+    num_resumed: int = 0  # requests that went on after a preemption

@@ -4,11 +4,12 @@ Lengths are in blocks, so that a scenario hits whatever the model and the block 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omnicache_cli.errors import UsageError
 from omnicache_cli.trace.workload import Prompt
+from omnicache_cli.verify.runs import ONE_BY_ONE, How
 
 OWN = "prompts"
 """Scenario of the prompts that the user brings."""
@@ -23,24 +24,31 @@ class ModelFacts:
     vocab_size: int
     count_tokens: Callable[[str], int]
     image_placeholder: str | None  # in a prompt's text; None: the model takes no images
+    max_images: int = 1  # in one prompt
+    max_num_seqs: int = 2  # requests that may run at once
     pictures: tuple[Path, Path] | None = None  # two that differ, of one size
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`donors` fill the cache, `hitters` are served from it: each alone, in this order."""
+    """`donors` fill the cache, one after the other; `hitters` are then served from it."""
 
     name: str
     what: str
     donors: tuple[Prompt, ...]
     hitters: tuple[Prompt, ...]
     max_tokens: int = 4
+    others: tuple[Prompt, ...] = ()  # sent with the hitters, and need not hit
+    how: How = ONE_BY_ONE  # the hitters and the others
+    with_donors: bool = False  # the donors are sent with them too
+    pool_blocks: int | None = None  # blocks that it may use; None: the whole pool
+    preempts: bool = False  # it shows something only where a request is preempted
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         """Each prompt once."""
         distinct: list[Prompt] = []
-        for prompt in (*self.donors, *self.hitters):
+        for prompt in (*self.donors, *self.hitters, *self.others):
             if prompt not in distinct:
                 distinct.append(prompt)
         return tuple(distinct)
@@ -111,6 +119,89 @@ def _decode(facts: ModelFacts) -> Scenario | NotRun:
     return _fitting(facts, "decode", what, [prompt], [prompt], max_tokens=size + 8)
 
 
+def _batch(facts: ModelFacts) -> Scenario | NotRun:
+    size = facts.block_size
+    one, other = _ids(facts, (10, 2 * size + 7)), _ids(facts, (11, 3 * size + 3))
+    what = "two hits and a miss in one batch"
+    return _together(facts, "batch", what, [one, other], [one, other], [(12, size + 11)])
+
+
+def _same_step(facts: ModelFacts) -> Scenario | NotRun:
+    prompt = _ids(facts, (13, 2 * facts.block_size + 5))
+    what = "a hit on blocks that are written in the same step"
+    return _together(facts, "same-step", what, [prompt], [prompt], [], with_donors=True)
+
+
+def _chunked(facts: ModelFacts) -> Scenario | NotRun:
+    size = facts.block_size
+    donor = _ids(facts, (14, 2 * size + 1))
+    hitter = _ids(facts, (14, 2 * size), (15, 3 * size + 5))
+    what = "a hit, and the rest of the prompt in pieces of a block"
+    made = _fitting(facts, "chunked", what, [donor], [hitter])
+    return made if isinstance(made, NotRun) else replace(made, how=How(pieces=size))
+
+
+def _eviction(facts: ModelFacts) -> Scenario | NotRun:
+    size = facts.block_size
+    one, other = _ids(facts, (16, 4 * size + 2)), _ids(facts, (17, 4 * size + 2))
+    what = "blocks that were evicted and filled again, in a pool of six"
+    made = _fitting(facts, "eviction", what, [one, other], [one, one])
+    return made if isinstance(made, NotRun) else replace(made, pool_blocks=6)
+
+
+def _preemption(facts: ModelFacts) -> Scenario | NotRun:
+    size = facts.block_size
+    one = _ids(facts, (18, size + 2))
+    what = "a request loses its blocks and resumes, in a pool of five"
+    tokens = size + 3
+    made = _together(facts, "preemption", what, [one], [one], [(19, size + 2)], max_tokens=tokens)
+    if isinstance(made, NotRun):
+        return made
+    return replace(made, pool_blocks=5, preempts=True)
+
+
+def _salt(facts: ModelFacts) -> Scenario | NotRun:
+    prompt = _ids(facts, (20, 2 * facts.block_size + 9))
+    made = _fitting(facts, "salt", "a salt, the same again, and another", [prompt], [prompt])
+    if isinstance(made, NotRun):
+        return made
+    mine, theirs = (Prompt(None, prompt, cache_salt=salt) for salt in ("mine", "theirs"))
+    return replace(made, donors=(mine,), hitters=(mine,), others=(theirs,))
+
+
+def _together(
+    facts: ModelFacts,
+    name: str,
+    what: str,
+    donors: list[list[int]],
+    hitters: list[list[int]],
+    others: list[tuple[int, int]],
+    *,
+    with_donors: bool = False,
+    max_tokens: int = 4,
+) -> Scenario | NotRun:
+    if facts.max_num_seqs < 2:
+        return NotRun(name, "the engine runs one request at a time: raise --max-num-seqs")
+    made = _fitting(facts, name, what, donors, hitters, max_tokens)
+    if isinstance(made, NotRun):
+        return made
+    misses = tuple(Prompt(None, _ids(facts, other)) for other in others)
+    return replace(made, others=misses, how=How(together=True), with_donors=with_donors)
+
+
+def _two_images(facts: ModelFacts) -> Scenario | NotRun:
+    if facts.image_placeholder is None or facts.pictures is None:
+        return NotRun("two-images", "the model takes no images")
+    if facts.max_images < 2:
+        option = """--engine 'limit_mm_per_prompt={"image": 2}'"""
+        return NotRun("two-images", f"the engine takes one image in a prompt: {option}")
+    text = f"{_around_image(facts)}And this? {facts.image_placeholder}"
+    one, other = facts.pictures
+    first, turned = Prompt(text, None, (one, other)), Prompt(text, None, (other, one))
+    what = "two pictures, the same again, and the two changed round"
+    return Scenario("two-images", what, (first,), (first,), others=(turned,))
+
+
 def _image(facts: ModelFacts) -> Scenario | NotRun:
     if facts.image_placeholder is None or facts.pictures is None:
         return NotRun("image", "the model takes no images")
@@ -132,8 +223,15 @@ _BUILDERS: dict[str, Callable[[ModelFacts], Scenario | NotRun]] = {
     "inside-block": _inside,
     "one-token": _one_token,
     "decode": _decode,
+    "batch": _batch,
+    "same-step": _same_step,
+    "chunked": _chunked,
+    "eviction": _eviction,
+    "preemption": _preemption,
+    "salt": _salt,
     "image": _image,
     "other-image": _other_image,
+    "two-images": _two_images,
 }
 SCENARIOS = tuple(_BUILDERS)
 

@@ -22,7 +22,7 @@ ARGS: dict[str, Any] = {
     "num_gpu_blocks_override": 130,
     "enforce_eager": True,
 }
-IMAGES = {**ARGS, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+IMAGES = {**ARGS, "limit_mm_per_prompt": {"image": 2, "video": 0}}
 TEXT_HITS = {
     ("repeat", "hit-0"): 96,
     ("shared-prefix", "hit-0"): 64,
@@ -30,8 +30,21 @@ TEXT_HITS = {
     ("inside-block", "hit-1"): 32,
     ("one-token", "hit-0"): 96,
     ("decode", "hit-0"): 64,
+    ("batch", "hit-0"): 64,
+    ("batch", "hit-1"): 96,
+    ("same-step", "hit-0"): 64,
+    ("chunked", "hit-0"): 64,
+    ("eviction", "hit-0"): 32,  # the other prompt evicted the rest
+    ("eviction", "hit-1"): 128,
+    ("preemption", "hit-0"): 32,
+    ("salt", "hit-0"): 64,
 }
-IMAGE_HITS = {("image", "hit-0"): 160, ("other-image", "hit-0"): 32}
+IMAGE_HITS = {
+    ("image", "hit-0"): 160,
+    ("other-image", "hit-0"): 32,
+    ("two-images", "hit-0"): 256,
+    ("two-images", "other-0"): 32,  # up to the first picture
+}
 
 
 def verified(model: Path, args: dict[str, Any], *names: str, **options: Any) -> Verification:
@@ -59,7 +72,8 @@ def test_text_is_equal_with_both_caches(tiny_text_model: Path, cache: str) -> No
 
 @pytest.mark.parametrize("cache", ["builtin", "vllm-omni"])
 def test_images_are_equal_with_both_caches(tiny_image_model: Path, cache: str) -> None:
-    result = verified(tiny_image_model, IMAGES, "image", "other-image", cache=cache)
+    names = ("image", "other-image", "two-images")
+    result = verified(tiny_image_model, IMAGES, *names, cache=cache)
     assert hits(result) == IMAGE_HITS
     assert result.verdict is Verdict.EQUAL
 

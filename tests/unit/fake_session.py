@@ -5,14 +5,16 @@ Stands beside `tests/engine/test_verify.py`, which does the same on a real engin
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from omnicache_cli.trace.workload import Prompt
 from omnicache_cli.verify.run import Shape
-from omnicache_cli.verify.runs import Computed, Delivered, RequestRun, RunRows, SampledToken
+from omnicache_cli.verify.runs import Computed, Delivered, How, RequestRun, RunRows, SampledToken
 
 WIDTH = 8
 KEYS = ("hidden_states", "layers.0")
@@ -37,7 +39,8 @@ class FakeSession:
     damage: Callable[[Delivered], Delivered] = lambda piece: piece
     caching: bool = True
     keys: Sequence[str] = KEYS
-    _cached: dict[tuple[int, ...], int] = field(default_factory=dict)  # tokens up to -> block
+    _cached: dict[tuple[Any, ...], int] = field(default_factory=dict)  # tokens up to -> block
+    _salt: str | None = None
     _stored: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # key, slot -> row
     _next_block: int = 1
     _step: int = 0
@@ -45,9 +48,14 @@ class FakeSession:
     def empty_cache(self) -> None:
         self._cached.clear()
 
-    def with_cache(self, prompts: Mapping[str, Prompt], max_tokens: int) -> RunRows:
-        run = RunRows()
+    def limited_pool(self, num_blocks: int | None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def with_cache(self, prompts: Mapping[str, Prompt], max_tokens: int, how: How) -> RunRows:
+        """One after the other, whatever is asked: a batch has no meaning here."""
+        run = RunRows(num_resumed=1)
         for name, prompt in prompts.items():
+            self._salt = prompt.cache_salt
             self._serve(run, name, list(prompt.token_ids or ()), max_tokens)
         return run
 
@@ -71,7 +79,7 @@ class FakeSession:
         tokens = self._decoded(prompt, max_tokens)
         table: list[int] = []
         while self.caching and (len(table) + 1) * size < len(prompt):
-            block = self._cached.get(tuple(prompt[: (len(table) + 1) * size]))
+            block = self._cached.get(self._hash(prompt[: (len(table) + 1) * size]))
             if block is None:
                 break
             table.append(block)
@@ -85,7 +93,7 @@ class FakeSession:
             for offset, row in enumerate(rows):
                 self._stored[key, slots[hit + offset]] = row
         for end in range(size, len(tokens), size):
-            self._cached.setdefault(tuple(tokens[:end]), table[end // size - 1])
+            self._cached.setdefault(self._hash(tokens[:end]), table[end // size - 1])
         full = {
             key: torch.stack([self._stored[key, slot] for slot in slots[:hit]] + list(rows))
             for key, rows in new.items()
@@ -95,6 +103,9 @@ class FakeSession:
         run.delivered.append(self.damage(piece))
         run.requests[name] = self._finished(name, tokens, max_tokens, hit)
         self._step += 1
+
+    def _hash(self, tokens: Sequence[int]) -> tuple[Any, ...]:
+        return tuple(tokens) if self._salt is None else (self._salt, *tokens)
 
     def _rows(self, tokens: list[int], first: int, end: int, where: str) -> dict[str, Tensor]:
         return {

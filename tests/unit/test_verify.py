@@ -139,11 +139,19 @@ def test_a_sound_cache_is_equal_everywhere() -> None:
         ("inside-block", "hit-1"): 4,  # eight tokens are two blocks: the last is always computed
         ("one-token", "hit-0"): 12,
         ("decode", "hit-0"): 8,
+        ("batch", "hit-0"): 12,
+        ("batch", "hit-1"): 12,
+        ("same-step", "hit-0"): 12,
+        ("chunked", "hit-0"): 8,
+        ("eviction", "hit-0"): 16,
+        ("eviction", "hit-1"): 16,
+        ("preemption", "hit-0"): 4,
+        ("salt", "hit-0"): 16,
     }
-    assert (result.hit_tokens, EXIT_CODES[result.verdict]) == (52, 0)
-    assert [name for name, _ in result.not_run] == ["image", "other-image"]
+    assert (result.hit_tokens, EXIT_CODES[result.verdict]) == (148, 0)
+    assert [name for name, _ in result.not_run] == ["image", "other-image", "two-images"]
     assert summary_line(result) == (
-        "verify: equal: 52 hit tokens in 13 blocks of 6 requests; 48 pairs: 48 equal"
+        "verify: equal: 148 hit tokens in 37 blocks of 14 requests; 124 pairs: 124 equal"
     )
 
 

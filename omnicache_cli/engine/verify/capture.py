@@ -50,6 +50,7 @@ class Recorded:
 
     computed: list[Computed]
     delivered: list[Delivered]
+    num_resumed: int = 0  # requests that went on after a preemption
 
 
 class Capture:
@@ -113,6 +114,8 @@ class Capture:
             )
         layout = step_layout(self._runner, scheduler_output, self._step, len(hidden))
         self._step += 1
+        resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
+        self._recorded.num_resumed += len(resumed)
         slots = layout.slot_mapping.tolist()
         for one in layout.requests:
             part = slice(one.first_row, one.first_row + one.num_rows)
@@ -125,7 +128,6 @@ class Capture:
             self._recorded.computed.append(Computed(layout.step, PADDING_REQUEST, 0, (), padding))
         if self.cache is not None:
             given = self.cache.step(layout, outputs)
-            resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
             size = _block_size(self._runner)
             self._recorded.delivered += [
                 _delivered(layout, one, given, one.request_id in resumed, size)

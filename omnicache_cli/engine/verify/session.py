@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from omnicache_cli.engine.verify.lint import refuse, refuse_groups
 from omnicache_cli.engine.verify.upstream import UpstreamCache
 from omnicache_cli.trace.workload import Prompt, Workload
 from omnicache_cli.verify.run import Shape
-from omnicache_cli.verify.runs import RequestRun, RunRows, SampledToken
+from omnicache_cli.verify.runs import How, RequestRun, RunRows, SampledToken
 from omnicache_cli.verify.scenarios import ModelFacts
 
 CacheKind = Literal["builtin", "vllm-omni"]
@@ -125,6 +126,8 @@ class EngineSession:
             vocab_size=int(model.get_vocab_size()),
             count_tokens=self._warm.count_tokens,
             image_placeholder=placeholder,
+            max_images=self._warm.max_images(),
+            max_num_seqs=self._warm.max_num_seqs,
             pictures=None if placeholder is None else self._pictures(),
         )
 
@@ -135,13 +138,16 @@ class EngineSession:
             write_test_image(path, width=PICTURE_SIZE[0], height=PICTURE_SIZE[1], seed=seed)
         return paths
 
-    def with_cache(self, prompts: Mapping[str, Prompt], max_tokens: int) -> RunRows:
-        """One prompt after the other, through the prefix cache and the tensor cache."""
-        self._warm_capture.cache = self._cache
+    def with_cache(self, prompts: Mapping[str, Prompt], max_tokens: int, how: How) -> RunRows:
+        """Through the prefix cache and the tensor cache."""
+        engine, capture = self._warm, self._warm_capture
+        concurrency = max(1, len(prompts)) if how.together else 1
+        capture.cache = self._cache
         try:
-            return _run(self._warm, self._warm_capture, prompts, max_tokens, {})
+            with engine.prefill_in_pieces(how.pieces or 0):
+                return _run(engine, capture, prompts, max_tokens, {}, concurrency=concurrency)
         finally:
-            self._warm_capture.cache = None
+            capture.cache = None
 
     def without_cache(
         self, prompts: Mapping[str, Prompt], max_tokens: int, shape: Shape, cut: Mapping[str, int]
@@ -161,6 +167,11 @@ class EngineSession:
 
     def empty_cache(self) -> None:
         self._warm.reset_prefix_cache()
+
+    def limited_pool(self, num_blocks: int | None) -> AbstractContextManager[None]:
+        if num_blocks is None:
+            return contextlib.nullcontext()
+        return self._warm.limited_pool(num_blocks)
 
 
 def default_layers(runner: Any) -> tuple[int, ...]:
@@ -195,7 +206,7 @@ def _run(
     recorded = capture.take()
     done = {outcome.request_id: _request_run(outcome) for outcome in outcomes}
     requests = {name: done[name] for name in prompts}
-    return RunRows(requests, recorded.computed, recorded.delivered)
+    return RunRows(requests, recorded.computed, recorded.delivered, recorded.num_resumed)
 
 
 def _request_run(outcome: Outcome) -> RequestRun:
