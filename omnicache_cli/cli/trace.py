@@ -13,7 +13,16 @@ import typer
 from omnicache_cli.cli.commands import COMMAND_TO_RUN
 from omnicache_cli.cli.engine_args import engine_args
 from omnicache_cli.cli.interrupts import termination_as_interrupt
-from omnicache_cli.cli.options import Force, Quiet
+from omnicache_cli.cli.options import (
+    EnforceEager,
+    EngineArgument,
+    EngineFraction,
+    EngineInteger,
+    EngineText,
+    Force,
+    Quiet,
+    TrustRemoteCode,
+)
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.errors import (
     EXIT_DIFFERS,
@@ -97,16 +106,16 @@ def trace(
             "--engine-process", help="Engine core and workers as children, as in a server."
         ),
     ] = False,
-    dtype: Annotated[str | None, typer.Option()] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option()] = None,
-    block_size: Annotated[int | None, typer.Option()] = None,
-    max_model_len: Annotated[int | None, typer.Option()] = None,
-    max_num_seqs: Annotated[int | None, typer.Option()] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
-    num_gpu_blocks_override: Annotated[int | None, typer.Option()] = None,
-    gpu_memory_utilization: Annotated[float | None, typer.Option()] = None,
-    tensor_parallel_size: Annotated[int | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
+    dtype: EngineText = None,
+    kv_cache_dtype: EngineText = None,
+    block_size: EngineInteger = None,
+    max_model_len: EngineInteger = None,
+    max_num_seqs: EngineInteger = None,
+    max_num_batched_tokens: EngineInteger = None,
+    num_gpu_blocks_override: EngineInteger = None,
+    gpu_memory_utilization: EngineFraction = None,
+    tensor_parallel_size: EngineInteger = None,
+    seed: EngineInteger = None,
     enable_prefix_caching: Annotated[
         bool | None,
         typer.Option("--enable-prefix-caching/--no-enable-prefix-caching"),
@@ -115,22 +124,9 @@ def trace(
         bool | None,
         typer.Option("--enable-chunked-prefill/--no-enable-chunked-prefill"),
     ] = None,
-    enforce_eager: Annotated[
-        bool | None,
-        typer.Option("--enforce-eager/--no-enforce-eager"),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool | None,
-        typer.Option("--trust-remote-code", help="Run code that the model brings."),
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--engine",
-            metavar="KEY=VALUE",
-            help="Any other engine argument; repeatable.",
-        ),
-    ] = None,
+    enforce_eager: EnforceEager = None,
+    trust_remote_code: TrustRemoteCode = None,
+    engine: EngineArgument = None,
     with_token_ids: Annotated[
         bool, typer.Option("--with-token-ids", help="Record the prompts' token ids too.")
     ] = False,

@@ -8,7 +8,18 @@ import typer
 
 from omnicache_cli.cli.engine_args import engine_args
 from omnicache_cli.cli.interrupts import termination_as_interrupt
-from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
+from omnicache_cli.cli.options import (
+    EnforceEager,
+    EngineArgument,
+    EngineFraction,
+    EngineInteger,
+    EngineText,
+    Force,
+    Output,
+    OutputFormat,
+    Quiet,
+    TrustRemoteCode,
+)
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.errors import EXIT_DONE, BadInputError, UsageError
 from omnicache_cli.report.formats import render
@@ -65,28 +76,18 @@ def verify(
         typer.Option(metavar="DIR", help="Keep rows that differ here, as safetensors."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of --prompts.")] = 16,
-    dtype: Annotated[str | None, typer.Option()] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option()] = None,
-    block_size: Annotated[int | None, typer.Option()] = None,
-    max_model_len: Annotated[int | None, typer.Option()] = None,
-    max_num_seqs: Annotated[int | None, typer.Option()] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
-    num_gpu_blocks_override: Annotated[int | None, typer.Option()] = None,
-    gpu_memory_utilization: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    enforce_eager: Annotated[
-        bool | None, typer.Option("--enforce-eager/--no-enforce-eager")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool | None,
-        typer.Option("--trust-remote-code", help="Run code that the model brings."),
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--engine", metavar="KEY=VALUE", help="Any other engine argument; repeatable."
-        ),
-    ] = None,
+    dtype: EngineText = None,
+    kv_cache_dtype: EngineText = None,
+    block_size: EngineInteger = None,
+    max_model_len: EngineInteger = None,
+    max_num_seqs: EngineInteger = None,
+    max_num_batched_tokens: EngineInteger = None,
+    num_gpu_blocks_override: EngineInteger = None,
+    gpu_memory_utilization: EngineFraction = None,
+    seed: EngineInteger = None,
+    enforce_eager: EnforceEager = None,
+    trust_remote_code: TrustRemoteCode = None,
+    engine: EngineArgument = None,
     output: Output = None,
     format: OutputFormat = None,
     force: Force = False,
