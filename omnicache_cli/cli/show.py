@@ -58,7 +58,7 @@ def show(
 
     Example: omnicache show run --step 4
     """
-    from omnicache_cli.trace.run import Run
+    from omnicache_cli.trace.run import Run, missing_parts
     from omnicache_cli.trace.views import show_two, show_view
 
     modes = {
@@ -78,11 +78,12 @@ def show(
     if other is not None and asked:
         raise UsageError(f"{asked[0]} is about one run; leave out {other}, or the option")
     check_output(output, force=force)
+    shown = [Run(one) for one in (run, other) if one is not None]
     if other is not None:
-        view = show_two(Run(run), Run(other), engine)
+        view = show_two(shown[0], shown[1], engine)
     else:
         view = show_view(
-            Run(run),
+            shown[0],
             mode=asked[0] if asked else None,
             step=step,
             request=request,
@@ -91,6 +92,9 @@ def show(
             every_row=format_for(format, output) == "json",
         )
     deliver(render(view.report, format, output), output, quiet=quiet)
+    for one in shown:
+        for line in missing_parts(one):
+            note(line)
     if view.next_options is not None and not quiet:
         note(f"next: omnicache show {quote(str(run))} {view.next_options}")
     if view.exit_code != EXIT_DONE:

@@ -36,6 +36,7 @@ from omnicache_cli.errors import (
 from omnicache_cli.report.formats import Format, render
 from omnicache_cli.report.output import deliver, note
 from omnicache_cli.trace.files import is_traced
+from omnicache_cli.trace.folder import check_folder
 from omnicache_cli.trace.workload import Prompt, Workload
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def trace(
     """
     _check_surroundings()
     folder = run or Path(time.strftime("run-%Y%m%d-%H%M%S"))
+    check_folder(folder, force=force)
     command = context.meta.get(COMMAND_TO_RUN)
     if command is not None:
         code = _trace_command(context, command, folder)

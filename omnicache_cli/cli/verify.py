@@ -1,7 +1,7 @@
 """`omnicache verify`: do restored tensors equal those of a run without a cache?"""
 
+import os
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,10 +21,11 @@ from omnicache_cli.cli.options import (
     TrustRemoteCode,
 )
 from omnicache_cli.cli.progress import request_progress
-from omnicache_cli.errors import EXIT_DONE, BadInputError, UsageError
+from omnicache_cli.cli.trace import read_workload
+from omnicache_cli.errors import EXIT_DONE, RefusedOutputError, UsageError
 from omnicache_cli.report.formats import render
 from omnicache_cli.report.output import check_output, deliver, note
-from omnicache_cli.trace.workload import Prompt
+from omnicache_cli.verify.results import Verdict
 
 ENGINE_PARAMETERS = (
     "dtype",
@@ -102,38 +103,54 @@ def verify(
 
     Example: omnicache verify tiny --block-size 32
     """
-    from omnicache_cli.engine import launch
-    from omnicache_cli.engine.verify.session import EngineSession, SessionOptions
-    from omnicache_cli.verify.judge import Tolerance
-    from omnicache_cli.verify.report import EXIT_CODES, verify_report
-    from omnicache_cli.verify.run import verify as run_and_judge
-    from omnicache_cli.verify.scenarios import SCENARIOS, choose
+    from omnicache_cli.verify.scenarios import OWN, SCENARIOS, check_names
 
     check_output(output, force=force)
-    given = context.params
+    check_names(scenario or ())
+    if OWN in (scenario or ()) and prompts is None:
+        raise UsageError(f"--scenario {OWN} is about prompts of your own; name them with --prompts")
+    if save is not None:
+        check_save_folder(save)
     if (atol is None) != (rtol is None):
         raise UsageError("--atol and --rtol belong together; give both, or none")
-    tolerance = None if atol is None or rtol is None else Tolerance(atol, rtol)
-    options = SessionOptions(cache, baseline, parse_layers(layers))
-    own = tuple(read_own_prompts(prompts)) if prompts is not None else ()
-    launch.prepare_environment(engine_process=False)
-    args = launch.EngineOptions(launch.check_model(model), engine_args(given, ENGINE_PARAMETERS))
-    launch.check_engine_args(args)
-    total = len(scenario or SCENARIOS) + bool(own)
-    progress = request_progress(total, quiet=quiet, noun="scenarios", doing="verifying")
-    with termination_as_interrupt(), progress as advance, EngineSession(args, options) as session:
-        for line in [] if quiet else session.notes:
-            note(line)
-        wanted = choose(session.facts(), scenario or (), own, max_tokens)
-        result = run_and_judge(session, wanted, tolerance, advance)
-        facts = session.described()
+    wanted_layers = parse_layers(layers)
+    own = () if prompts is None else read_workload([], str(prompts))
+    total = len(scenario or SCENARIOS) + (bool(own) and OWN not in (scenario or ()))
+    with (
+        termination_as_interrupt(),
+        request_progress(total, quiet=quiet, noun="scenarios", doing="verifying") as advance,
+    ):
+        from omnicache_cli.engine import launch
+        from omnicache_cli.engine.verify.session import EngineSession, SessionOptions
+        from omnicache_cli.verify.judge import Tolerance
+        from omnicache_cli.verify.report import EXIT_CODES, summary_line, verify_report
+        from omnicache_cli.verify.run import verify as run_and_judge
+        from omnicache_cli.verify.scenarios import choose
+
+        launch.prepare_environment(engine_process=False)
+        args = launch.EngineOptions(
+            launch.check_model(model), engine_args(context.params, ENGINE_PARAMETERS)
+        )
+        launch.check_engine_args(args)
+        options = SessionOptions(cache, baseline, wanted_layers)
+        with EngineSession(args, options) as session:
+            for line in [] if quiet else session.notes:
+                note(line)
+            wanted = choose(session.facts(), scenario or (), own, max_tokens)
+            tolerance = None if atol is None or rtol is None else Tolerance(atol, rtol)
+            result = run_and_judge(session, wanted, tolerance, advance)
+            facts = session.described()
+    if tolerance is not None:
+        facts["tolerance"] = f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
     if save is not None:
         save_failures(result, save, quiet=quiet)
     report = verify_report(result, facts, vllm_version=launch.vllm_version())
     deliver(render(report, format, output), output, quiet=quiet)
+    if output is not None:
+        note(summary_line(result))
     code = EXIT_CODES[result.verdict]
-    if not quiet and code != EXIT_DONE and save is None:
-        note(f"next: omnicache verify {quote(model)} --save failing  (keeps the rows that differ)")
+    if not quiet and result.verdict is Verdict.CORRUPTION and save is None:
+        note("next: the same with --save DIR keeps the rows that differ")
     if code != EXIT_DONE:
         raise typer.Exit(code)
 
@@ -153,20 +170,13 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
     return layers
 
 
-def read_own_prompts(path: Path) -> list[Prompt]:
-    """BadInputError: the file cannot be read, or holds no prompt."""
-    from omnicache_cli.trace.workload import read_prompts
-
-    try:
-        with path.open("rb") as lines:
-            read = list(read_prompts(lines, name=str(path), folder=path.parent))
-    except OSError as error:
-        raise BadInputError(
-            f"cannot read {path}: {error.strerror or error}; name a JSON-lines file"
-        ) from error
-    if not read:
-        raise BadInputError(f"{path} holds no prompt; write one JSON object a line")
-    return read
+def check_save_folder(folder: Path) -> None:
+    """RefusedOutputError: rows could not be kept there."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RefusedOutputError(
+            f"cannot keep rows in {folder}: {there} is no folder that can be written; name another"
+        )
 
 
 def save_failures(result: Any, folder: Path, *, quiet: bool) -> None:

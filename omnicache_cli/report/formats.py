@@ -18,7 +18,7 @@ FORMATS: dict[Format, Callable[[Report], str]] = {
     "html": as_html,
 }
 
-OTHER_FORMATS = {".csv", ".htm", ".parquet", ".md", ".xml", ".yaml"}
+OTHER_FORMATS = {".csv", ".pdf", ".htm", ".parquet", ".md", ".xml", ".yaml"}
 """Suffixes that promise a format which no report is written in."""
 
 

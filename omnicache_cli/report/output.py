@@ -6,10 +6,12 @@ Does not know what it writes. A reader that went away (a closed pipe) is not han
 
 import contextlib
 import os
+import select
 import stat
 import sys
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from omnicache_cli.errors import RefusedOutputError
 from omnicache_cli.report.layout import escaped
@@ -90,14 +92,33 @@ def _write_stdout(text: str) -> None:
     if sys.stdout is None:
         raise RefusedOutputError("stdout is closed; name a file with -o")
     try:
-        sys.stdout.write(_in_encoding(text, sys.stdout.encoding))
         sys.stdout.flush()
+        content = _in_encoding(text, sys.stdout.encoding)
+        _write_all(
+            sys.stdout.buffer, content.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
+        )
     except BrokenPipeError:
         raise
     except OSError as error:
         raise RefusedOutputError(
             f"cannot write the result to stdout: {error.strerror}; name a file with -o"
         ) from error
+
+
+def _write_all(stream: BinaryIO, content: bytes) -> None:
+    """All of it: an unbuffered stdout (PYTHONUNBUFFERED) takes a part and says how much, one that
+    does not block may take nothing for now."""
+    rest = memoryview(content)
+    while rest:
+        try:
+            taken = stream.write(rest)
+        except BlockingIOError as error:
+            taken = error.characters_written
+        if taken:
+            rest = rest[taken:]
+        else:
+            select.select([], [stream], [])
+    stream.flush()
 
 
 def _in_encoding(text: str, encoding: str) -> str:

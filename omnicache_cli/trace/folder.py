@@ -45,6 +45,7 @@ def prepare_folder(folder: Path, *, force: bool) -> NewFolder:
     RefusedOutputError: the folder holds a run and `force` is not given, holds other files, or
     cannot be made. Nothing but files that omnicache wrote is ever removed.
     """
+    check_folder(folder, force=force)
     try:
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         entries = sorted(folder.iterdir())
@@ -54,6 +55,21 @@ def prepare_folder(folder: Path, *, force: bool) -> NewFolder:
         raise RefusedOutputError(
             f"cannot make {folder}: no folder {folder.absolute().parent}; create it first"
         ) from None
+    except OSError as error:
+        raise RefusedOutputError(
+            f"cannot make {folder}: {error.strerror or error}; name another folder"
+        ) from error
+    return _replacing(folder) if entries else NewFolder(folder)
+
+
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Refuse what `prepare_folder` would refuse, and touch nothing: for before the slow work."""
+    if folder.exists() and not folder.is_dir():
+        raise RefusedOutputError(f"{folder} is a file; name a folder for the run")
+    try:
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise RefusedOutputError(
             f"cannot make {folder}: {error.strerror or error}; name another folder"
@@ -69,7 +85,6 @@ def prepare_folder(folder: Path, *, force: bool) -> NewFolder:
         raise RefusedOutputError(
             f"cannot write into {folder}: no permission; name a folder of your own"
         )
-    return _replacing(folder) if entries else NewFolder(folder)
 
 
 def _replacing(folder: Path) -> NewFolder:

@@ -267,6 +267,19 @@ class _Merge:
         return self.engines.get(worker.source.engine or "")
 
 
+def missing_parts(run: Run) -> list[str]:
+    """What a run that was read to its end lacks, a line each."""
+    lines = [
+        f"{run.folder}: {file.path.name} has no end record: its process was stopped, or is still "
+        "running; what it did later is not there"
+        for file in run.files
+        if file.exhausted and file.end is None
+    ]
+    if run.dropped:
+        lines.append(f"{run.folder}: {run.dropped:,} records could not be written")
+    return lines
+
+
 def _why_empty(folder: Path, manifest: Manifest | None) -> str:
     if manifest is None:
         return f"{folder} is not a run folder: it holds no *{SUFFIX} file; name one of trace -o"

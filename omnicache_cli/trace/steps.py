@@ -204,6 +204,12 @@ class SchedulerState:
 
     def step(self, record: SchedulerStep) -> Step:
         """Apply one step. BadTraceError: it contradicts itself or names an unknown request."""
+        free, size = record.num_free_blocks, self.source.num_gpu_blocks
+        if free >= size:  # one of them is the null block
+            raise BadTraceError(
+                f"step {record.step} of engine {self.source.engine} has {free} free blocks in a "
+                f"pool of {size}; the trace is damaged, record it again"
+            )
         self.apply(record.events)
         for one in record.admitted:
             request = self._request(one.request, record.step)

@@ -122,6 +122,7 @@ class Judge:
             num_restored_rows=sum(piece.hit_tokens for piece in restored if key in piece.rows),
             noise_floor=floor.absolute,
             relative_floor=floor.relative,
+            allowed=None if self.tolerance is not None else HEADROOM * floor.relative,
         )
         if gap is None:
             return pair
@@ -235,7 +236,9 @@ class Judge:
                 Place(one.cold.num_prompt_tokens + index, None, None, None, None),
             )
         pair = self._pair(one, LOGPROBS, worst > 0, wrong)
-        return replace(pair, max_abs_error=worst if gaps else None, noise_floor=floor)
+        return replace(
+            pair, max_abs_error=worst if gaps else None, noise_floor=floor, allowed=limit
+        )
 
     def _pair(self, one: _Request, key: str, differs: bool, wrong: Wrong | None) -> Pair:
         hit = one.request.hit_tokens
@@ -243,7 +246,7 @@ class Judge:
             verdict, diagnosis = Verdict.CORRUPTION, wrong.diagnosis
         elif one.must_hit and one.runs.unproved is not None:
             verdict, diagnosis = Verdict.NOTHING, one.runs.unproved
-        elif one.must_hit and not hit:
+        elif one.must_hit and not hit and one.request.num_prompt_tokens > self.block_size:
             verdict = Verdict.NOTHING
             diagnosis = "vLLM reports no cached token for this request: nothing was restored"
         elif differs:
@@ -261,6 +264,7 @@ class Judge:
             hit // self.block_size,
             place=None if wrong is None else wrong.place,
             fault=None if wrong is None else wrong.fault,
+            must_hit=one.must_hit,
         )
 
 

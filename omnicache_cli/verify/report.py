@@ -25,7 +25,7 @@ def verify_report(
     wrong = [one for one in result.pairs if one.verdict is Verdict.CORRUPTION]
     if wrong:
         sections.append(_corruption_lines(wrong))
-    unproved = _unproved_lines(result)
+    unproved = _unproved_lines(result, facts)
     if unproved:
         sections.append(Lines("Nothing verified", unproved))
     if result.not_run:
@@ -60,7 +60,7 @@ def _pairs_table(pairs: list[Pair]) -> Table:
     shown = [one for one in pairs if one.hit_tokens or one.verdict is not Verdict.EQUAL]
     columns = (
         *("scenario", "request", "hit tokens", "blocks", "key", "rows", "KiB", "restored"),
-        *("differ %", "max error", "rel. error", "noise floor", "verdict"),
+        *("differ %", "max error", "rel. error", "allowed", "verdict"),
     )
     rows: list[tuple[Cell, ...]] = []
     for one in shown:
@@ -79,7 +79,7 @@ def _pairs_table(pairs: list[Pair]) -> Table:
                 None if share is None else round(share, 1),
                 _short(one.max_abs_error),
                 _short(one.relative_error),
-                _short(one.noise_floor),
+                _short(one.allowed),
                 str(one.verdict),
             )
         )
@@ -105,11 +105,18 @@ def _corruption_lines(wrong: list[Pair]) -> Lines:
     return Lines("Corruption", lines)
 
 
-def _unproved_lines(result: Verification) -> list[str]:
+def _unproved_lines(result: Verification, facts: dict[str, Cell]) -> list[str]:
     lines = [
         f"{one.scenario}, {one.request}: {one.diagnosis}"
         for one in result.pairs
         if one.verdict is Verdict.NOTHING and one.key == TOKENS
+    ]
+    lines += [
+        f"{one.scenario}, {one.request}: its prompt fills no block and leaves a token to compute, "
+        f"so it cannot hit: a block has {facts['block size']} tokens"
+        for one in result.pairs
+        if one.must_hit and not one.hit_tokens and one.verdict is not Verdict.NOTHING
+        if one.key == TOKENS
     ]
     return lines if result.pairs else ["no scenario could be run"]
 

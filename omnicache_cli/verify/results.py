@@ -52,6 +52,8 @@ class Pair:
     relative_error: float | None = None
     noise_floor: float | None = None  # absolute, of the same key, runs without a cache
     relative_floor: float | None = None
+    allowed: float | None = None  # relative of rows, absolute of log probabilities
+    must_hit: bool = False  # without a hit there is nothing to verify
     place: Place | None = None
     fault: Fault | None = None  # what a corruption is
 
@@ -78,4 +80,6 @@ class Verification:
     def verdict(self) -> Verdict:
         """The worst; nothing-verified where a scenario shows no hit, or none was run."""
         order = list(Verdict)
+        if not self.hit_tokens and all(one.verdict is Verdict.EQUAL for one in self.pairs):
+            return Verdict.NOTHING
         return max((one.verdict for one in self.pairs), key=order.index, default=Verdict.NOTHING)

@@ -65,17 +65,22 @@ class NotRun:
 def choose(
     facts: ModelFacts, names: Sequence[str], own: tuple[Prompt, ...], max_tokens: int
 ) -> list[Scenario | NotRun]:
-    """The scenarios of these names, all of them for none, and the user's own prompts.
+    """The scenarios of these names, all of them for none, and in any case the user's own prompts.
 
     UsageError: there is no scenario of that name.
     """
-    for name in names:
-        if name not in _BUILDERS:
-            raise UsageError(f"no scenario {name!r}; choose: {', '.join(SCENARIOS)}")
+    check_names(names)
     chosen = [build(facts) for name, build in _BUILDERS.items() if not names or name in names]
     if own:
         chosen.append(own_prompts(own, max_tokens))
     return chosen
+
+
+def check_names(names: Sequence[str]) -> None:
+    """UsageError: there is no scenario of that name."""
+    for name in names:
+        if name not in _BUILDERS and name != OWN:
+            raise UsageError(f"no scenario {name!r}; choose: {', '.join((*SCENARIOS, OWN))}")
 
 
 def own_prompts(prompts: tuple[Prompt, ...], max_tokens: int) -> Scenario:

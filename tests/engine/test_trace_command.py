@@ -47,6 +47,9 @@ round  pass            num_actual_tokens  seq_lens  hit  slot_mapping  block_tab
 round 2: 5 tokens computed: vLLM reuses full blocks of 32 and always computes the last token
 round 2: new block 32 was in the table of the first round too: freed in between and taken again
 
+Tensors that a hit restores, against a run without a cache
+builtin: equal: 1152 hit tokens in 36 blocks of 16 requests; 175 pairs: 175 equal
+vllm-omni: equal: 1152 hit tokens in 36 blocks of 16 requests; 175 pairs: 175 equal
 """
 
 

@@ -201,10 +201,11 @@ def test_the_command_end_to_end(
     short = tmp_path / "short.jsonl"
     short.write_text(json.dumps({"prompt_token_ids": [10, 11, 12]}) + "\n")
     capfd.readouterr()
+    base[base.index("repeat")] = "prompts"
     assert omnicache(*base, short) == 3
     printed = capfd.readouterr().out
-    assert printed.splitlines()[-1].startswith("verify: nothing-verified: 96 hit tokens")
-    assert "prompts, hit-0: vLLM reports no cached token for this request" in printed
+    assert printed.splitlines()[-1].startswith("verify: nothing-verified: 0 hit tokens in 0 blocks")
+    assert "prompts, hit-0: its prompt fills no block and leaves a token to compute" in printed
 
 
 def test_the_command_refuses_what_makes_no_sense(tiny_text_model: Path) -> None:

@@ -72,6 +72,7 @@ class Recording:
         self.groups = list(groups)
         self.kernel = list(kernel_block_sizes or [group.block_size for group in groups])
         self.ranks = ranks
+        self.num_blocks = num_blocks
         source = EngineSource(
             source=0,
             engine=engine,
@@ -180,7 +181,7 @@ class Recording:
                 schedule_ns=100_000,
                 num_running=len(tokens),
                 num_waiting=0,
-                num_free_blocks=max(0, 40 - self.next_step),
+                num_free_blocks=min(max(0, 40 - self.next_step), self.num_blocks - 1),
                 scheduled=list(tokens),
                 num_scheduled_tokens=list(tokens.values()),
                 num_computed_tokens=computed,

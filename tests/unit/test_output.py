@@ -1,9 +1,13 @@
 """Where results go: whole or not at all."""
 
 import errno
+import io
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +151,54 @@ def test_a_note_without_a_stderr_does_not_land_in_the_result(
     note("lost")
     monkeypatch.undo()
     assert capsys.readouterr() == ("", "")
+
+
+class Stingy(io.RawIOBase):
+    """Takes at most ten bytes at a time, and every third time none: an unbuffered pipe."""
+
+    def __init__(self, handle: int) -> None:
+        self.taken = bytearray()
+        self.calls = 0
+        self._handle = handle
+
+    def fileno(self) -> int:
+        return self._handle
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int | None:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            return None
+        part = bytes(content[:10])
+        self.taken += part
+        return len(part)
+
+
+def test_an_unbuffered_stdout_that_takes_a_part_gets_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, writing = os.pipe()
+    stingy = Stingy(writing)
+    stdout = io.TextIOWrapper(stingy, encoding="utf-8", write_through=True)  # type: ignore[type-var]
+    monkeypatch.setattr(sys, "stdout", stdout)
+    text = "".join(f"line {number} ▓\n" for number in range(50))
+    deliver(text, None)
+    assert bytes(stingy.taken).decode() == text
+    os.close(writing)
+
+
+def test_a_result_that_does_not_fit_is_no_success_without_buffering(tmp_path: Path) -> None:
+    code = "from omnicache_cli.report.output import deliver; deliver('x' * 100000, None)"
+    limited = f'ulimit -f 8; exec {sys.executable} -c "{code}" > out'
+    done = subprocess.run(
+        ["bash", "-c", limited],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot write the result to stdout: File too large" in done.stderr

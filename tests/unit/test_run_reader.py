@@ -244,3 +244,10 @@ def test_the_manifest_is_optional_but_not_broken(tmp_path: Path) -> None:
 )
 def test_runs_give_back_the_vector(values: list[int]) -> None:
     assert from_runs(to_runs(values)) == values
+
+
+def test_more_free_blocks_than_the_pool_has_are_a_damaged_trace(tmp_path: Path) -> None:
+    recording = two_rounds()
+    recording.change(SchedulerStep, 3, num_free_blocks=64)
+    with pytest.raises(BadTraceError, match=r"^step 3 of engine host.1.0 has 64 free blocks in a"):
+        list(Run(recording.write(tmp_path)).steps())

@@ -100,9 +100,9 @@ step reqs tokens prefill hit free sched prep fwd samp adm res pre fin new cached
 
 BUSY_STEPS = """\
 step reqs tokens prefill hit free sched prep fwd samp adm res pre fin new cached evict freed
-   0    2     14      14   0   40   0.1  0.5   2  0.3   2   0   0   0   4      0     0     0
-   1    1      1       0   -   39   0.1  0.5   2  0.3   0   0   1   1   1      0     1     5
-   2    1      7       7   -   38   0.1  0.5   2  0.3   0   1   0   1   2      0     0     2
+   0    2     14      14   0    7   0.1  0.5   2  0.3   2   0   0   0   4      0     0     0
+   1    1      1       0   -    7   0.1  0.5   2  0.3   0   0   1   1   1      0     1     5
+   2    1      7       7   -    7   0.1  0.5   2  0.3   0   1   0   1   2      0     0     2
 """.splitlines()
 
 LARGE_STEPS = """\
@@ -928,6 +928,7 @@ def test_what_was_not_checked_is_said(show: Show, rounds: Path) -> None:
         "2: 1 slot mappings: no worker record",
         "3: 1 rows: no worker record",
         "4: 1 forward passes: no worker record",
+        "12: 1 rows: no worker record",
         "host.1.trace.jsonl has no end record: what its process did later is not there",
     ]
     assert ran.code == 0
@@ -1338,3 +1339,14 @@ def test_a_long_list_of_runs_is_cut_only_when_asked() -> None:
     assert runs_text(values) == "10, 20, 30, 40, 50, 60"
     assert runs_text(values, most=4) == "10, 20, 30, 2 more runs, 60"
     assert runs_text(values, most=5) == "10, 20, 30, 40, 50, 60"
+
+
+@pytest.mark.parametrize("view", [(), ("--requests",), ("--blocks",), ("--rounds",)])
+def test_every_view_says_that_a_file_was_cut_short(
+    show: Show, rounds: Path, view: tuple[str, ...]
+) -> None:
+    two_rounds().write(rounds, is_finished=False)
+    cut = "run: host.1.trace.jsonl has no end record: its process was stopped, or is still running;"
+    assert cut in show(rounds, *view).err
+    two_rounds().write(rounds)
+    assert cut not in show(rounds, *view).err

@@ -216,6 +216,20 @@ def test_without_a_hit_nothing_is_verified() -> None:
     assert verify(FakeSession(), [NotRun("image", "no images")]).verdict is Verdict.NOTHING
 
 
+def test_a_prompt_that_fills_no_block_is_no_missing_hit() -> None:
+    short, long = Prompt(None, [1, 2, 3]), Prompt(None, [4, 5, 6, 7, 8])
+    both = verify(FakeSession(), choose(FACTS, ["prompts"], (short, long), 4))
+    assert (both.verdict, both.hit_tokens) == (Verdict.EQUAL, 4)
+    report = verify_report(both, {"block size": 4}, vllm_version=None)
+    (lines,) = (one for one in report.sections if one.title == "Nothing verified")
+    assert lines.lines == [  # type: ignore[union-attr]
+        "prompts, hit-0: its prompt fills no block and leaves a token to compute, so it cannot "
+        "hit: a block has 4 tokens"
+    ]
+    alone = verify(FakeSession(), choose(FACTS, ["prompts"], (short,), 4))
+    assert (alone.verdict, EXIT_CODES[alone.verdict]) == (Verdict.NOTHING, 3)
+
+
 def test_a_tolerance_takes_the_place_of_the_floor() -> None:
     session = FakeSession(noise=1e-3)
     strict = verify(session, [repeat()], Tolerance(atol=0.0, rtol=1e-9))
@@ -229,7 +243,7 @@ def test_a_tolerance_takes_the_place_of_the_floor() -> None:
 
 def test_scenarios_are_chosen_by_name() -> None:
     assert [one.name for one in choose(FACTS, (), (), 4)] == list(SCENARIOS)
-    with pytest.raises(UsageError, match=r"^no scenario 'reapeat'; choose: repeat, shared-prefix"):
+    with pytest.raises(UsageError, match=r"^no scenario 'reapeat'; choose: repeat, .*, prompts$"):
         choose(FACTS, ["reapeat"], (), 4)
 
 

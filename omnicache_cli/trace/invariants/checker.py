@@ -157,7 +157,7 @@ class InvariantChecker:
         silent = state.blocks.ranks - {view.worker.rank for view in step.forwards}
         reason = why.NO_WORKER if silent or not step.forwards else None
         if not step.forwards:
-            for number in (1, 2, 3, 4):
+            for number in (1, 2, 3, 4, 12):
                 self.coverage[number].unchecked[why.NO_WORKER] += 1
         self._check_hits(step, state, writes, unseen, reason)
 
