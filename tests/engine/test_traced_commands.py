@@ -1,5 +1,6 @@
 """`omnicache trace -- COMMAND` around real engines: a server on two ranks, a forked engine core."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from omnicache_cli.trace.manifest import read_manifest
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import summarize
 
-STARTING_SECONDS = 240
+STARTING_SECONDS = 480
 SMALL = {"block_size": 32, "max_model_len": 1024, "max_num_seqs": 4, "enforce_eager": True}
 PREFIX = "Everything that these requests share stands in front. " * 3
 
@@ -41,7 +42,8 @@ def wait_until(ready: Callable[[], bool], process: "subprocess.Popen[str]") -> N
     deadline = time.monotonic() + STARTING_SECONDS
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # all of its session holds the pipe
             pytest.fail(f"the command did not get that far:\n{process.communicate()[0][-4000:]}")
         time.sleep(0.2)
 
