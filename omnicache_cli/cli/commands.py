@@ -30,6 +30,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "show": CommandEntry(
         "omnicache_cli.cli.show:show", "Show a recorded run: its steps, requests and blocks."
     ),
+    "kv-size": CommandEntry(
+        "omnicache_cli.cli.kv_size:kv_size",
+        "Size the KV cache of a model as vLLM would count it, without a GPU or weights.",
+    ),
     "tiny-model": CommandEntry(
         "omnicache_cli.cli.tiny_model:tiny_model",
         "Write a tiny model with random weights that vLLM really loads.",
