@@ -1,12 +1,20 @@
 """`omnicache kv-size`: the KV cache of a model as vLLM would count it, without a GPU."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
+from omnicache_cli.errors import EXIT_DONE
 from omnicache_cli.report.formats import format_for, render
 from omnicache_cli.report.output import check_output, deliver
+
+if TYPE_CHECKING:
+    from omnicache_cli.kv_size.check import ExactAnswer
+    from omnicache_cli.kv_size.options import Settings
 
 
 def kv_size(
@@ -73,6 +81,77 @@ def kv_size(
         int | None,
         typer.Option(metavar="N", help="Tokens of the request shown. Default: max_model_len."),
     ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A card by name, such as h100 or rtx4090.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(metavar="GIB", help="A card by its memory, such as 24GiB.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(metavar="SHARE", help="As vLLM's, with a card.")
+    ] = 0.92,
+    weights: Annotated[
+        str | None, typer.Option(metavar="GIB", help="Per GPU. Default: safetensors headers.")
+    ] = None,
+    activation_memory: Annotated[
+        str | None, typer.Option(metavar="GIB", help="Per GPU, where it is known. Default: bounds.")
+    ] = None,
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="As vLLM's: no memory for CUDA graphs.")
+    ] = False,
+    speculative_method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="mtp, eagle, eagle3, draft_model or ngram.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(metavar="N", help="As vLLM's, with --speculative-method.")
+    ] = 0,
+    speculative_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The drafter's folder or config.json.")
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Ask vLLM's own code: the model on the meta device.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run both paths; exit 1 where they differ.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="The arithmetic line by line, with every source.")
+    ] = False,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUES", help="max_model_len=4k..128k, or a list; repeat it."),
+    ] = None,
+    startup_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A vLLM start-up log to set the estimate against."),
+    ] = None,
+    image: Annotated[
+        list[str] | None, typer.Option(metavar="WxH", help="Tokens of an image, such as 512x512.")
+    ] = None,
+    video: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WxHxN", help="Tokens of a video of N sampled frames."),
+    ] = None,
+    audio: Annotated[
+        list[str] | None, typer.Option(metavar="SECONDS", help="Tokens of a sound, such as 30s.")
+    ] = None,
+    tensor_cache: Annotated[
+        bool,
+        typer.Option("--tensor-cache", help="Host memory of vLLM-Omni's tensor prefix cache."),
+    ] = False,
+    modal_budget: Annotated[
+        str | None,
+        typer.Option(metavar="SHARES", help="What-if: text=0.5,image=0.3,audio=0.2."),
+    ] = None,
+    compression: Annotated[
+        str | None, typer.Option(metavar="KEPT", help="What-if: image=0.4,audio=0.3.")
+    ] = None,
+    need_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Exit 1 where the cache holds fewer tokens.")
+    ] = None,
+    need_concurrency: Annotated[
+        float | None, typer.Option(metavar="X", help="Exit 1 where the concurrency is lower.")
+    ] = None,
     output: Output = None,
     format: OutputFormat = None,
     force: Force = False,
@@ -85,11 +164,8 @@ def kv_size(
 
     Example: omnicache kv-size Llama-3.1-8B --available-kv-memory 16.87GiB --max-model-len 8192
     """
-    from omnicache_cli.kv_size.estimate import estimate
-    from omnicache_cli.kv_size.hardware import memory_bytes
-    from omnicache_cli.kv_size.model import open_config, read_model
     from omnicache_cli.kv_size.options import Options, platform_named
-    from omnicache_cli.kv_size.report import estimate_report
+    from omnicache_cli.kv_size.question import Question, answer
 
     check_output(output, force=force)
     format_for(format, output)
@@ -109,12 +185,49 @@ def kv_size(
         mamba_cache_mode=mamba_cache_mode,
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        num_speculative_tokens=num_speculative_tokens,
+        speculative_method=speculative_method,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         num_gpu_blocks_override=num_gpu_blocks_override,
         platform=platform_named(platform),
     )
-    available = [memory_bytes(one, "--available-kv-memory") for one in available_kv_memory or ()]
-    reading = read_model(open_config(model, stage))
-    found = estimate(reading, options, available or None)
-    report = estimate_report(reading, found, length or found.settings.max_model_len)
-    deliver(render(report, format, output), output, quiet=quiet)
+    question = Question(
+        model,
+        options,
+        stage=stage,
+        available_kv_memory=tuple(available_kv_memory or ()),
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        gpu_memory_utilization=gpu_memory_utilization,
+        weights=weights,
+        activation_memory=activation_memory,
+        enforce_eager=enforce_eager,
+        length=length,
+        speculative_model=speculative_model,
+        exact=exact,
+        check=check,
+        explain=explain,
+        sweeps=tuple(sweep or ()),
+        startup_log=startup_log,
+        images=tuple(image or ()),
+        videos=tuple(video or ()),
+        audios=tuple(audio or ()),
+        tensor_cache=tensor_cache,
+        modal_budget=modal_budget,
+        compression=compression,
+        need_tokens=need_tokens,
+        need_concurrency=need_concurrency,
+    )
+    answered = answer(question, _ask_vllm)
+    deliver(render(answered.report, format, output), output, quiet=quiet)
+    if answered.exit_code != EXIT_DONE:
+        raise typer.Exit(answered.exit_code)
+
+
+def _ask_vllm(folder: str, settings: "Settings", available: Sequence[int] | None) -> "ExactAnswer":
+    """The engine room's answer for settings that the fast path has resolved."""
+    from omnicache_cli.engine.kv_size.accounting import ExactOptions, ask_vllm
+
+    names = {field.name for field in fields(ExactOptions)} - {"available_bytes"}
+    values = {name: getattr(settings, name) for name in names}
+    return ask_vllm(folder, ExactOptions(**values, available_bytes=available))

@@ -13,21 +13,23 @@ def main() -> None:
     import logging
 
     logging.disable(logging.WARNING)
-    path = sys.argv[1]
+    print(json.dumps(answer(sys.argv[1]), default=str))
+
+
+def answer(path: str) -> dict[str, object]:
+    """The config in `path`, its text config, and the version of transformers; or why not."""
     try:
         import transformers
     except ImportError as error:
-        print(json.dumps({"missing": str(error)}))
-        return
+        return {"missing": str(error)}
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
         config = getattr(config, "thinker_config", None) or config
         text = config.get_text_config()
-        answer = {"config": config.to_dict(), "text": {**text.to_dict(), **_properties(text)}}
+        found = {"config": config.to_dict(), "text": {**text.to_dict(), **_properties(text)}}
     except Exception as error:
-        answer = {"refused": f"{type(error).__name__}: {error}".splitlines()[0]}
-    answer["version"] = transformers.__version__
-    print(json.dumps(answer, default=str))
+        return {"refused": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return {**found, "version": transformers.__version__}
 
 
 def _properties(config: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,10 @@ TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config"
 """Where multimodal and omni configs keep the language model, as vLLM finds it."""
 
 OMNI_STAGES = ("thinker_config", "talker_config", "token2wav_config", "code2wav_config")
+
+
+class UnknownArchitectureError(BadInputError):
+    """The fast path has no family for the architecture; vLLM itself may have."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,31 @@ def open_config(model: str, stage: str | None = None) -> ModelConfig:
     return config
 
 
-def read_model(source: ModelConfig) -> Reading:
+Ask = Callable[[str], Mapping[str, Any]]
+"""Given a model's folder, what `class_defaults.answer` gives for it."""
+
+
+def ask_child(folder: str) -> Mapping[str, Any]:
+    """class_defaults in a process of its own, where torch is blocked."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    ran = subprocess.run(
+        [sys.executable, "-I", str(CHILD), folder],
+        capture_output=True,
+        text=True,
+        timeout=CHILD_SECONDS,
+        env=environment,
+        check=False,
+    )
+    answer: Mapping[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return answer
+
+
+def read_model(source: ModelConfig, ask: Ask = ask_child) -> Reading:
     """BadInputError names the field that is missing or not understood."""
     name = source.architecture
     family = ARCHITECTURES.get(name)
     if family is None:
-        raise BadInputError(
+        raise UnknownArchitectureError(
             f"field architectures has {name}, which the fast path does not understand; "
             "use --exact, which asks vLLM's own model code"
         )
@@ -142,32 +165,36 @@ def read_model(source: ModelConfig) -> Reading:
         return Reading(family.read(text, name), source.config, source.text, source, None, None)
     except NeedsClassDefaults as missing:
         field = missing.field
-    config, filled, version = class_defaults(source, field)
+    config, filled, version = class_defaults(source, field, ask)
     model = family.read(Fields(filled, source.text_path, complete=True), name)
     return Reading(model, config, filled, source, version, field)
 
 
+def bare_reading(source: ModelConfig) -> Reading:
+    """What options are resolved with when only vLLM knows the architecture: no layers."""
+    text = source.text
+    heads, layers = text.get("num_attention_heads"), text.get("num_hidden_layers")
+    model = Model(
+        source.architecture,
+        (),
+        num_hidden_layers=layers if isinstance(layers, int) else 1 << 30,
+        num_attention_heads=heads if isinstance(heads, int) else 0,
+        uses_mla=text.get("kv_lora_rank") is not None,
+    )
+    return Reading(model, source.config, text, source, None, None)
+
+
 def class_defaults(
-    source: ModelConfig, field: str
+    source: ModelConfig, field: str, ask: Ask = ask_child
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
     """The config and its text config with the class's defaults, and who filled them in."""
-    command = [sys.executable, "-I", str(CHILD), str(source.folder)]
     if source.path.name != "config.json":
         raise BadInputError(
             f"{source.path} is silent on {field}; to let transformers fill in its class defaults, "
             "name the file config.json"
         )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     try:
-        ran = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=CHILD_SECONDS,
-            env=environment,
-            check=False,
-        )
-        answer = json.loads(ran.stdout.splitlines()[-1])
+        answer = ask(str(source.folder))
     except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise BadInputError(
             f"{source.path} is silent on {field}, and the config class could not be asked: {error}"

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from omnicache_cli.errors import UsageError
 from omnicache_cli.kv_size.dtypes import kv_cache_dtype, model_dtype
 from omnicache_cli.kv_size.hardware import Card
-from omnicache_cli.kv_size.layers import AttentionLayer, MambaLayer, Model
+from omnicache_cli.kv_size.layers import AttentionLayer, Kind, MambaLayer, Model
 from omnicache_cli.kv_size.positions import derived_max_model_len
 
 Platform = Literal["cuda", "cpu"]
@@ -49,6 +49,7 @@ class Options:
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     num_speculative_tokens: int = 0
+    speculative_method: str | None = None
     disable_hybrid_kv_cache_manager: bool | None = None
     num_gpu_blocks_override: int | None = None
     platform: Platform = "cuda"
@@ -82,11 +83,11 @@ class Settings:
 
     @property
     def max_concurrent_batches(self) -> int:
-        """VllmConfig.max_concurrent_batches; on GPUs with the V2 model runner, which is default."""
+        """VllmConfig.max_concurrent_batches; GPUs have the V2 model runner, unless mode is all."""
         stages = self.pipeline_parallel_size
         if not self.async_scheduling:
             return stages
-        if self.platform == "cuda":
+        if self.platform == "cuda" and self.mamba_cache_mode != "all":
             return stages + 1
         return 2 if stages == 1 else stages
 
@@ -192,10 +193,31 @@ def _check(options: Options, model: Model) -> None:
             f"--decode-context-parallel-size {options.decode_context_parallel_size} does not "
             f"divide --tensor-parallel-size {tensor}; vLLM refuses it too"
         )
+    _check_context_parallel(options, model)
     if options.pipeline_parallel_size > model.num_hidden_layers:
         raise UsageError(
             f"--pipeline-parallel-size {options.pipeline_parallel_size} is more than the model's "
             f"{model.num_hidden_layers} layers"
+        )
+
+
+def _check_context_parallel(options: Options, model: Model) -> None:
+    """ModelConfig.verify_with_parallel_config: only repeated KV heads leave something to share."""
+    ranks = options.decode_context_parallel_size
+    heads = max(
+        (layer.num_kv_heads for layer in model.layers if isinstance(layer, AttentionLayer)),
+        default=0,
+    )
+    if ranks == 1 or model.uses_mla or not heads:
+        return
+    if options.tensor_parallel_size // heads < ranks or options.tensor_parallel_size <= heads:
+        raise UsageError(
+            f"--decode-context-parallel-size {ranks} needs --tensor-parallel-size of at least "
+            f"{ranks * heads} for {heads} KV heads; vLLM refuses it too"
+        )
+    if any(isinstance(one, AttentionLayer) and one.kind is Kind.SLIDING for one in model.layers):
+        raise UsageError(
+            "--decode-context-parallel-size: vLLM has none for sliding windows; leave it out"
         )
 
 
@@ -228,7 +250,7 @@ def _prefix_caching(options: Options, model: Model) -> tuple[bool, str]:
         return False, "off: MLA on a CPU without AMX"
     if options.enable_prefix_caching is not None:
         return options.enable_prefix_caching, "asked"
-    if not any(isinstance(layer, AttentionLayer) for layer in model.layers):
+    if model.layers and not any(isinstance(layer, AttentionLayer) for layer in model.layers):
         return False, "off: vLLM's default for models without attention"
     return True, "on: vLLM's default"
 
@@ -238,6 +260,8 @@ def _async(options: Options) -> tuple[bool, str]:
         return False, "off: CPU platform"
     if options.async_scheduling is not None:
         return options.async_scheduling, "asked"
+    if options.speculative_method == "ngram":
+        return False, "off: vLLM's default with ngram speculation"
     return True, "on: vLLM's default on GPUs"
 
 

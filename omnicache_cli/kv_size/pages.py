@@ -158,9 +158,10 @@ def kernel_block(settings: Settings) -> int:
 
 
 def _packed_latent(page: AttentionPage, cache_dtype: str) -> AttentionPage:
-    if packing_of(cache_dtype) is Packing.NVFP4:
+    if packing_of(cache_dtype) is not Packing.NONE:
         raise UsageError(
-            f"--kv-cache-dtype {cache_dtype}: vLLM has no such cache for MLA; use nvfp4_ds_mla"
+            f"--kv-cache-dtype {cache_dtype}: no MLA backend of vLLM takes it; choose auto, fp8 "
+            "or, for sparse MLA, nvfp4_ds_mla"
         )
     content = MLA_CONTENT_BYTES.get(cache_dtype)
     return replace(page, state_content_bytes=content, packed_as=cache_dtype)

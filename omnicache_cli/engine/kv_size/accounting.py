@@ -77,6 +77,10 @@ def ask_vllm(folder: str, options: ExactOptions) -> ExactAnswer:
     try:
         config, models, notes = build_on_meta(folder, options)
         workers = [model.specs for model in models]
+        if options.platform == "cuda":  # vLLM's choice where Triton is
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = (
+                "0" if options.mamba_cache_mode == "all" else "1"
+            )
         return _count(config, workers, options, models[0].weight_bytes, notes, vllm.__version__)
     except (EngineFailedError, EngineMissingError):
         raise
@@ -86,6 +90,8 @@ def ask_vllm(folder: str, options: ExactOptions) -> ExactAnswer:
             f"vLLM {vllm.__version__} cannot count {folder} on the meta device: "
             f"{type(error).__name__}: {reason[0] if reason else ''}; use the fast path"
         ) from error
+    finally:
+        os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
 
 
 def _count(
@@ -169,10 +175,3 @@ def _plain_group(config: "VllmConfig", group: Any) -> dict[str, Any]:
         "page_bytes": first.page_size_bytes,
         "blocks_per_request": cdiv(spec.max_memory_usage_bytes(config), spec.page_size_bytes),
     }
-
-
-def process_memory_bytes() -> int:
-    """The most that this process has held, bytes."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if os.name == "posix" else 1)

@@ -137,11 +137,16 @@ def _set_by_hand(config: "VllmConfig", options: "ExactOptions") -> None:
 
 def _model_hook(config: "VllmConfig") -> None:
     """The model's own verify_and_update_config again: it reads what was set by hand."""
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.model_executor.models.config import (
+        MODELS_CONFIG_MAP,
+        HybridAttentionMambaModelConfig,
+    )
 
     hook = MODELS_CONFIG_MAP.get(config.model_config.architecture)
     if hook is not None and config.cache_config.mamba_ssm_cache_dtype == "auto":
         hook.verify_and_update_config(config)
+    if config.model_config.is_hybrid:
+        HybridAttentionMambaModelConfig.verify_and_update_config(config)
 
 
 def _start_group(state: Any) -> None:
@@ -185,7 +190,7 @@ def _constructed(torch: Any, config: "VllmConfig", notes: list[str]) -> "nn.Modu
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.model_config.dtype)
     try:
-        with set_current_vllm_config(config):
+        with set_current_vllm_config(config), _sparse_attention_by_name():
             try:
                 with torch.device("meta"):
                     return initialize_model(vllm_config=config)
@@ -199,6 +204,38 @@ def _constructed(torch: Any, config: "VllmConfig", notes: list[str]) -> "nn.Modu
                 return initialize_model(vllm_config=config)
     finally:
         torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _sparse_attention_by_name() -> Iterator[None]:
+    """Sparse MLA has no kernels on a CPU: layers get FlashMLA's storage and nothing that runs."""
+    from vllm.model_executor.layers.attention import mla_attention
+    from vllm.v1.attention.backends.mla.flashmla_sparse import FlashMLASparseBackend
+
+    class NoKernels:
+        is_sparse = True
+        supports_dense_mha_prefill = False
+        supports_pcp = supports_dcp = False
+        dcp_world_size = pcp_world_size = 1
+
+        def __init__(self, **_: Any) -> None:
+            self.index_group = None
+
+    class StorageOnly(FlashMLASparseBackend):
+        @staticmethod
+        def get_impl_cls() -> type:
+            return NoKernels
+
+    chosen = mla_attention.get_attn_backend
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return StorageOnly if kwargs.get("use_sparse") else chosen(*args, **kwargs)
+
+    mla_attention.get_attn_backend = choose
+    try:
+        yield
+    finally:
+        mla_attention.get_attn_backend = chosen
 
 
 @contextlib.contextmanager

@@ -6,10 +6,11 @@ config has no layer_types, or all of them are sliding.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from omnicache_cli.errors import BadInputError
-from omnicache_cli.kv_size.fields import Fields
+from omnicache_cli.kv_size.fields import Fields, NeedsClassDefaults
 from omnicache_cli.kv_size.layers import AttentionLayer, Kind, Model
 
 LAYER_TYPES = frozenset(
@@ -148,6 +149,8 @@ def llama4(text: Fields, architecture: str) -> Model:
     count = text.integer("num_hidden_layers")
     chunk = text.optional_integer("attention_chunk_size")
     ropes = text.integers("no_rope_layers")
+    if len(ropes) < count:  # an empty list is filled by the config class
+        raise NeedsClassDefaults(f"{text.path}no_rope_layers")
     layers = []
     for index in range(count):
         is_chunked = bool(chunk) and ropes[index] != 0
@@ -200,8 +203,6 @@ def gemma4(text: Fields, architecture: str) -> Model:
 
 
 def _without_shared(model: Model, num_shared: int) -> Model:
-    from dataclasses import replace
-
     if not num_shared:
         return model
     first = model.num_hidden_layers - num_shared
