@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ def prepare_process() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     os.environ["VLLM_PLUGINS"] = ""
     os.environ["HF_HUB_OFFLINE"] = "1"
 
