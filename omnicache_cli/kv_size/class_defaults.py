@@ -13,18 +13,21 @@ def main() -> None:
     import logging
 
     logging.disable(logging.WARNING)
-    print(json.dumps(answer(sys.argv[1]), default=str))
+    print(json.dumps(answer(*sys.argv[1:]), default=str))
 
 
-def answer(path: str) -> dict[str, object]:
-    """The config in `path`, its text config, and the version of transformers; or why not."""
+def answer(path: str, stage: str = "") -> dict[str, object]:
+    """The config in `path`, its text config, and the version of transformers; or why not.
+
+    Of an omni model the stage's, or the thinker's.
+    """
     try:
         import transformers
     except ImportError as error:
         return {"missing": str(error)}
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-        config = getattr(config, "thinker_config", None) or config
+        config = getattr(config, stage or "thinker_config", None) or config
         text = config.get_text_config()
         found = {"config": config.to_dict(), "text": {**text.to_dict(), **_properties(text)}}
     except Exception as error:

@@ -25,6 +25,9 @@ CHILD_SECONDS = 60
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multimodal and omni configs keep the language model, as vLLM finds it."""
 
+WHOLE_MODEL = ("dtype", "torch_dtype", "quantization_config")
+"""Fields that an omni model may state once for all its stages."""
+
 OMNI_STAGES = ("thinker_config", "talker_config", "token2wav_config", "code2wav_config")
 
 
@@ -48,7 +51,10 @@ class ModelConfig:
     def config(self) -> Mapping[str, Any]:
         """The config of the asked stage; the whole one where the model has no stages."""
         stage = self.stage or ("thinker_config" if "thinker_config" in self.values else None)
-        return self.values[stage] if stage else self.values
+        if stage is None:
+            return self.values
+        whole = {name: self.values[name] for name in WHOLE_MODEL if name in self.values}
+        return {**whole, **self.values[stage]}
 
     @cached_property
     def _text_with_path(self) -> tuple[Mapping[str, Any], str]:
@@ -132,15 +138,15 @@ def open_config(model: str, stage: str | None = None) -> ModelConfig:
     return config
 
 
-Ask = Callable[[str], Mapping[str, Any]]
-"""Given a model's folder, what `class_defaults.answer` gives for it."""
+Ask = Callable[[str, str], Mapping[str, Any]]
+"""Given a model's folder and a stage or "", what `class_defaults.answer` gives for it."""
 
 
-def ask_child(folder: str) -> Mapping[str, Any]:
+def ask_child(folder: str, stage: str = "") -> Mapping[str, Any]:
     """class_defaults in a process of its own, where torch is blocked."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     ran = subprocess.run(
-        [sys.executable, "-I", str(CHILD), folder],
+        [sys.executable, "-I", str(CHILD), folder, stage],
         capture_output=True,
         text=True,
         timeout=CHILD_SECONDS,
@@ -194,7 +200,7 @@ def class_defaults(
             "name the file config.json"
         )
     try:
-        answer = ask(str(source.folder))
+        answer = ask(str(source.folder), source.stage or "")
     except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise BadInputError(
             f"{source.path} is silent on {field}, and the config class could not be asked: {error}"

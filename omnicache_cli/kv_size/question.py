@@ -4,7 +4,7 @@ The engine room is not known here: `ask_exact` is handed down, and called only w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,13 @@ class _Fast:
         for sweep in question.sweeps:
             self._sweep(sweep, found)
         if self.log is not None:
-            findings = compare_log(self.log, lambda memory: self._count(self.options, memory))
+            older = replace(self.options, async_scheduling=False)
+            findings = compare_log(
+                self.log,
+                lambda memory: self._count(self.options, memory),
+                lambda memory: self._count(older, memory),
+                _given(question),
+            )
             self._add(answers.log_answer(self.log, findings, self.from_log))
         if question.check:
             self._check(found)

@@ -130,16 +130,38 @@ def options_of_log(log: StartupLog, options: Options) -> tuple[Options, list[str
     return options, taken
 
 
+Count = Callable[[Sequence[int] | None], Estimate]
+"""The estimate for bytes of KV cache memory."""
+
+
 def compare_log(
-    log: StartupLog, count: Callable[[Sequence[int] | None], Estimate]
+    log: StartupLog, count: Count, older: Count, given: Sequence[int] | None = None
 ) -> list[Finding]:
-    """`count` gives the estimate for bytes of KV cache memory."""
-    if not log.available_gib and log.num_blocks is None:
-        return [Finding("KV cache memory", "not printed", "unknown", "unexplained")]
+    """`older` counts one batch in flight; `given` is bytes where the log prints no memory."""
+    findings = _compared(log, count, given)
+    if any(one.verdict == "unexplained" for one in findings):
+        before = _compared(log, older, given)
+        findings = [
+            replace(was, verdict="explained: older vLLM counts one batch in flight")
+            if now.verdict == "unexplained" and was.verdict == "agrees"
+            else now
+            for now, was in zip(findings, before, strict=True)
+        ]
+    return findings
+
+
+def _compared(log: StartupLog, count: Count, given: Sequence[int] | None) -> list[Finding]:
     low_bytes = [ceil((amount - ROUNDING_GIB) * GIB) for amount in log.available_gib]
     high_bytes = [floor((amount + ROUNDING_GIB) * GIB) for amount in log.available_gib]
+    if not low_bytes and given:
+        low_bytes = high_bytes = list(given)
+    if not low_bytes and log.num_blocks is None:
+        missing = "unexplained: the log prints no memory; give --available-kv-memory"
+        return [Finding("KV cache memory", "not printed", "unknown", missing)]
     low, high = count(_least(low_bytes)), count(_least(high_bytes))
-    pools = _pools(low, high, log, count)
+    if not low_bytes and log.num_blocks is not None:
+        low = high = count([log.num_blocks * low.pool.bytes_per_block])
+    pools = _pools(low, high, count)
     findings = []
     if log.num_blocks is not None:
         findings.append(
@@ -157,12 +179,7 @@ def _least(amounts: list[int]) -> list[int] | None:
     return [min(amounts)] if amounts else None
 
 
-def _pools(
-    low: Estimate,
-    high: Estimate,
-    log: StartupLog,
-    count: Callable[[Sequence[int] | None], Estimate],
-) -> list[Estimate]:
+def _pools(low: Estimate, high: Estimate, count: Count) -> list[Estimate]:
     """An estimate for every number of blocks inside the rounding."""
     first, last = low.pool.num_blocks, high.pool.num_blocks
     if first is None or last is None or last - first > MAX_BLOCKS:

@@ -24,13 +24,13 @@ def state_shapes(rule: StateRule, tensor_parallel: int, num_speculative: int) ->
 def state_dtypes(
     rule: StateRule, model_dtype: str, mamba_cache_dtype: str, mamba_ssm_cache_dtype: str
 ) -> tuple[str, ...]:
-    """_mamba_state_dtype and kda_state_dtype: "auto" is the model's dtype, for KDA float32."""
+    """_mamba_state_dtype: "auto" is the model's dtype, or what the config names."""
     conv = model_dtype if mamba_cache_dtype == "auto" else mamba_cache_dtype
     if rule.kind in ONE_STATE:
         return (conv,)
     temporal = mamba_ssm_cache_dtype
     if temporal == "auto":
-        temporal = rule.temporal_dtype or ("float32" if rule.kind == "kda" else conv)
+        temporal = rule.temporal_dtype or conv
     if temporal == "auto":  # the config itself may say so
         temporal = conv
     return (conv, temporal)
@@ -85,20 +85,10 @@ def _short_conv(rule: StateRule, ranks: int, _: int) -> Shapes:
     return ((rule["conv_kernel"] - 1, _divide(rule["intermediate_size"], ranks)),)
 
 
-def _kda(rule: StateRule, ranks: int, num_speculative: int) -> Shapes:
-    """kda_state_shape with as many key heads as value heads."""
-    heads, head = rule["num_heads"], rule["head_dim"]
-    return (
-        (rule["short_conv_kernel_size"] - 1 + num_speculative, _divide(3 * heads * head, ranks)),
-        (_divide(heads, ranks), head, head),
-    )
-
-
 _SHAPES: dict[str, Callable[[StateRule, int, int], Shapes]] = {
     "mamba1": _mamba1,
     "mamba2": _mamba2_plain,
     "mamba2_speculative": _mamba2,
     "gated_delta_net": _gated_delta_net,
     "short_conv": _short_conv,
-    "kda": _kda,
 }

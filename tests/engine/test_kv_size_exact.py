@@ -43,6 +43,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, config in PUBLISHED.items():
         (root / name).mkdir()
         (root / name / "config.json").write_text(json.dumps(config))
+        if config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):  # vLLM reads it before the model
+            processor = {"image_processor_type": "Qwen2VLImageProcessor"}
+            (root / name / "preprocessor_config.json").write_text(json.dumps(processor))
     return root
 
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +113,45 @@ def test_a_large_share_of_the_card_is_warned_of() -> None:
 
 
 def test_a_config_that_says_everything_is_fast() -> None:
-    """0.5 s of CPU time at most for the whole process, whatever else the machine does."""
+    """0.5 s of CPU time at most for the whole process: wall time hangs on what else runs here."""
     import resource
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.monotonic()
-    assert run(LLAMA).returncode == 0
-    elapsed = time.monotonic() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert min(spent, elapsed) < 0.5
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run(LLAMA).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.5
+
+
+def test_the_fast_path_loads_no_heavy_library() -> None:
+    code = (
+        "import sys; from omnicache_cli.kv_size.question import Question, answer; "
+        "from omnicache_cli.kv_size.options import Options; "
+        f"answer(Question({LLAMA!r}, Options()), None); "
+        "print(*({'torch', 'vllm', 'transformers', 'numpy', 'safetensors'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
+
+
+def test_a_stage_of_an_omni_model_is_counted_by_itself(tmp_path: Path) -> None:
+    layer = {"num_attention_heads": 16, "hidden_size": 1024, "max_position_embeddings": 4096}
+    thinker = {"num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, **layer}
+    talker = {"num_hidden_layers": 20, "num_key_value_heads": 2, "head_dim": 64, **layer}
+    config = {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "thinker_config": {"text_config": thinker},
+        "talker_config": {"text_config": talker},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    whole, stage = result(str(tmp_path)), result(str(tmp_path), "--stage", "talker_config")
+    assert whole["bytes_per_token"] == 48 * 2 * 4 * 128 * 2
+    assert stage["bytes_per_token"] == 20 * 2 * 2 * 64 * 2
+    assert "choose with --stage" in whole["warnings"][0]
 
 
 class FakeExact:

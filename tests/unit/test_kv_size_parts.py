@@ -57,7 +57,7 @@ def test_a_config_that_says_everything_needs_no_class() -> None:
 def test_a_missing_field_is_asked_of_the_config_class(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def ask(folder: str) -> dict[str, Any]:
+    def ask(folder: str, _: str) -> dict[str, Any]:
         asked.append(folder)
         config = json.loads((Path(folder) / "config.json").read_text())
         config["num_hidden_layers"] = 5
@@ -476,7 +476,7 @@ def findings_of(text: str, layers: int, folder: Path) -> list[tuple[str, str]]:
         changes = {"max_model_len": options.max_model_len}
         return counted(model_of(full(layers, 8, 128)), memory and memory[0], **changes)
 
-    return [(one.name, one.verdict) for one in compare_log(log, count)]
+    return [(one.name, one.verdict) for one in compare_log(log, count, count)]
 
 
 def test_a_two_line_log_agrees(tmp_path: Path) -> None:
@@ -505,3 +505,48 @@ def test_a_log_without_a_cache_line_is_refused(tmp_path: Path) -> None:
     path.write_text("nothing to see\n")
     with pytest.raises(BadInputError, match="no line on the KV cache"):
         read_log(path)
+
+
+def test_an_older_log_of_a_windowed_model_is_explained(tmp_path: Path) -> None:
+    """At 32,768 tokens the windows reserve less with one batch in flight than with two."""
+    layers = full(10, 16, 128) + sliding(52, 16, 128, 1024, first=10)
+
+    def count(is_async: bool) -> Any:
+        return lambda memory: counted(
+            model_of(layers),
+            memory and memory[0],
+            async_scheduling=is_async,
+            max_model_len=32768,
+        )
+
+    before = count(False)([40 * GIB])
+    path = tmp_path / "startup.log"
+    path.write_text(
+        f"Available KV cache memory: 40.00 GiB\nGPU KV cache size: {before.tokens_old:,} tokens\n"
+        f"Maximum concurrency for 32,768 tokens per request: {before.concurrency:.2f}x\n"
+    )
+
+    findings = compare_log(read_log(path), count(True), count(False))
+    assert [(one.name, one.verdict) for one in findings] == [
+        ("KV cache size, tokens", "agrees"),
+        ("maximum concurrency", "explained: older vLLM counts one batch in flight"),
+    ]
+
+
+def test_a_cpu_log_without_memory_takes_what_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "startup.log"
+    path.write_text(
+        "CPU KV cache size: 232,960 tokens\n"
+        "Maximum concurrency for 2,048 tokens per request: 113.75x\n"
+    )
+    log = read_log(path)
+    options, taken = options_of_log(log, Options())
+
+    def count(memory: Any) -> Estimate:
+        model = model_of(full(12, 12, 64))
+        return counted(model, memory and memory[0], block_size=128, max_model_len=2048)
+
+    assert options.platform == "cpu"
+    assert taken == ["max_model_len", "platform"]
+    assert [one.verdict for one in compare_log(log, count, count, [8 * GIB])] == ["agrees"] * 2
+    assert compare_log(log, count, count)[0].verdict.startswith("unexplained: the log prints no")

@@ -7,7 +7,6 @@ config has no layer_types, or all of them are sliding.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from omnicache_cli.errors import BadInputError
 from omnicache_cli.kv_size.fields import Fields, NeedsClassDefaults
@@ -135,15 +134,6 @@ def falcon_heads(text: Fields) -> int:
     return text.integer("num_kv_heads", "n_head_kv", "num_attention_heads", "n_head")
 
 
-def dbrx_heads(text: Fields) -> int:
-    """DbrxModelArchConfigConvertor.get_total_num_kv_heads."""
-    attention = text.get("attn_config")
-    heads = attention.get("kv_n_heads") if isinstance(attention, dict) else None
-    if not isinstance(heads, int):
-        raise BadInputError(f"{text.path}attn_config.kv_n_heads is {heads!r}, not a count")
-    return heads
-
-
 def llama4(text: Fields, architecture: str) -> Model:
     """models/llama4.py: three of four layers attend in chunks, the NoPE layers to everything."""
     count = text.integer("num_hidden_layers")
@@ -210,31 +200,4 @@ def _without_shared(model: Model, num_shared: int) -> Model:
         model,
         layers=tuple(layer for layer in model.layers if layer.index < first),
         num_shared_layers=num_shared,
-    )
-
-
-def deci(text: Fields, architecture: str) -> Model:
-    """models/nemotron_nas.py: block_configs gives each layer its KV heads, or no attention."""
-    count = text.integer("num_hidden_layers")
-    blocks: Any = text.get("block_configs")
-    if not isinstance(blocks, list) or len(blocks) < count:
-        raise BadInputError(f"{text.path}block_configs does not describe {count} layers")
-    total = text.integer("num_attention_heads")
-    layers = []
-    for index, block in enumerate(blocks[:count]):
-        attention = block.get("attention", {})
-        if attention.get("no_op") or attention.get("replace_with_linear"):
-            continue
-        group = attention.get("n_heads_in_group")
-        if not isinstance(group, int):
-            raise BadInputError(
-                f"{text.path}block_configs[{index}].attention.n_heads_in_group is {group!r}"
-            )
-        size = head_size(text)
-        layers.append(AttentionLayer(index, Kind.FULL, total // group, size, size))
-    return Model(
-        architecture,
-        tuple(layers),
-        num_hidden_layers=count,
-        num_attention_heads=total,
     )

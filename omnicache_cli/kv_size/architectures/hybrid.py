@@ -9,7 +9,6 @@ from omnicache_cli.errors import BadInputError
 from omnicache_cli.kv_size.architectures.decoder import (
     head_size,
     kv_heads,
-    split_head_size,
 )
 from omnicache_cli.kv_size.fields import Fields
 from omnicache_cli.kv_size.layers import AttentionLayer, Kind, Layer, MambaLayer, Model, StateRule
@@ -106,7 +105,7 @@ def zamba_head(text: Fields) -> int:
 
 
 def gated_delta_net(text: Fields) -> StateRule:
-    """Qwen3-Next, Qwen3.5, OLMo hybrid."""
+    """Qwen3-Next and Qwen3.5."""
     sizes = {
         "num_k_heads": text.integer("linear_num_key_heads"),
         "num_v_heads": text.integer("linear_num_value_heads"),
@@ -266,34 +265,3 @@ def mamba_only(state: Callable[[Fields], StateRule]) -> Callable[[Fields, str], 
 
 def mamba2_only(text: Fields, architecture: str) -> Model:
     return mamba_only(mamba2_state)(text, architecture)
-
-
-def kimi_linear(text: Fields, architecture: str) -> Model:
-    """models/kimi_k3 (Kimi-Linear): delta attention, and MLA where full_attn_layers says."""
-    linear = text.get("linear_attn_config")
-    if not isinstance(linear, dict):
-        raise BadInputError(f"{text.path}linear_attn_config is {linear!r}; use --exact")
-    sizes = {name: linear.get(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")}
-    for name, value in sizes.items():
-        if not isinstance(value, int):
-            raise BadInputError(f"{text.path}linear_attn_config.{name} is {value!r}")
-    rule = StateRule("kda", tuple((name, int(value or 0)) for name, value in sizes.items()))
-    count = text.integer("num_hidden_layers")
-    latent = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
-    layers: list[Layer] = [
-        MambaLayer(index, rule)
-        if index + 1 in linear["kda_layers"]
-        else AttentionLayer(index, Kind.MLA, 1, latent, 0)
-        for index in range(count)
-    ]
-    return Model(
-        architecture,
-        tuple(layers),
-        num_hidden_layers=count,
-        num_attention_heads=text.integer("num_attention_heads"),
-        is_hybrid=True,
-        uses_mla=True,
-    )
-
-
-GRANITE_HEAD = LFM2_HEAD = JAMBA_HEAD = split_head_size

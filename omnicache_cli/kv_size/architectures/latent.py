@@ -48,19 +48,3 @@ def _shares_indices(text: Fields, index: int) -> bool:
     every = text.optional_integer("index_topk_freq") or 1
     offset = text.optional_integer("index_skip_topk_offset")
     return max(index - (2 if offset is None else offset) + 1, 0) % every != 0
-
-
-def longcat(text: Fields, architecture: str) -> Model:
-    """models/longcat_flash.py: each of num_layers layers holds two attentions."""
-    count = text.integer("num_layers", "num_hidden_layers")
-    size = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
-    layers = tuple(
-        AttentionLayer(index, Kind.MLA, 1, size, 0) for index in range(count) for _ in range(2)
-    )
-    return Model(
-        architecture,
-        layers,
-        num_hidden_layers=count,
-        num_attention_heads=text.integer("num_attention_heads"),
-        uses_mla=True,
-    )

@@ -46,7 +46,7 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
     "llama": (
         Family(_WINDOWS, LLAMA),
         "LlamaForCausalLM LLaMAForCausalLM ArceeForCausalLM AriaForConditionalGeneration "
-        "CwmForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM SolarForCausalLM "
+        "CwmForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM "
         "LlavaForConditionalGeneration LlavaNextForConditionalGeneration "
         "LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration "
         "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration "
@@ -64,7 +64,7 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
         "GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration "
         "HYV3ForCausalLM HrmTextForCausalLM Jais2ForCausalLM MiniMaxM2ForCausalLM "
         "PaddleOCRVLForConditionalGeneration PaliGemmaForConditionalGeneration "
-        "Glm4vMoeForConditionalGeneration VoxtralForConditionalGeneration ApertusForCausalLM",
+        "ApertusForCausalLM",
     ),
     "granite": (Family(_WINDOWS, HEADS), "GraniteForCausalLM"),
     "qwen2": (
@@ -96,7 +96,7 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
     "gemma3n": (Family(d.gemma3n), "Gemma3nForCausalLM Gemma3nForConditionalGeneration"),
     "gemma4": (
         Family(d.gemma4),
-        "Gemma4ForCausalLM Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration",
+        "Gemma4ForCausalLM Gemma4ForConditionalGeneration",
     ),
     "llama4": (Family(d.llama4, HEADS), "Llama4ForCausalLM Llama4ForConditionalGeneration"),
     "mha": (
@@ -115,16 +115,13 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
         ),
         "FalconForCausalLM",
     ),
-    "deci": (Family(d.deci, HEADS), "DeciLMForCausalLM"),
     "mimo_v2": (Family(mimo_v2), "MiMoV2FlashForCausalLM MiMoV2ForCausalLM"),
     "step3p5": (Family(step3p5), "Step3p5ForCausalLM"),
     "deepseek": (
         Family(m.latent, MLA),
         "DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM "
-        "GlmMoeDsaForCausalLM Glm4MoeLiteForCausalLM KimiK2ForCausalLM "
-        "KimiVLForConditionalGeneration",
+        "GlmMoeDsaForCausalLM Glm4MoeLiteForCausalLM",
     ),
-    "longcat": (Family(m.longcat, MLA), "LongcatFlashForCausalLM"),
     "qwen3_next": (
         Family(h.hybrid(h.gated_delta_net, h.full_every_nth), HEADS),
         "Qwen3NextForCausalLM",
@@ -133,10 +130,6 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
         Family(h.hybrid(h.qwen3_5_state, h.full_every_nth), frozenset({"mamba_ssm_dtype"})),
         "Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM Qwen3_5ForConditionalGeneration "
         "Qwen3_5MoeForConditionalGeneration MiniCPMV4_6ForConditionalGeneration",
-    ),
-    "olmo_hybrid": (
-        Family(h.hybrid(h.gated_delta_net, h.layer_types, size=d.split_head_size)),
-        "OlmoHybridForCausalLM",
     ),
     "jamba": (
         Family(h.hybrid(h.jamba_state, h.jamba_words, size=d.split_head_size)),
@@ -156,13 +149,12 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
     ),
     "lfm2": (
         Family(h.hybrid(h.short_conv, h.layer_types, size=d.split_head_size)),
-        "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration",
+        "Lfm2ForCausalLM Lfm2MoeForCausalLM",
     ),
     "zamba2": (
         Family(h.hybrid(h.zamba_state, h.zamba_words, size=h.zamba_head, heads=d.all_heads)),
         "Zamba2ForCausalLM",
     ),
-    "kimi_linear": (Family(h.kimi_linear), "KimiLinearForCausalLM"),
     "mamba": (Family(h.mamba_only(h.mamba1_state)), "MambaForCausalLM FalconMambaForCausalLM"),
     "mamba2": (Family(h.mamba2_only), "Mamba2ForCausalLM"),
     "whisper": (Family(whisper), "WhisperForConditionalGeneration"),
