@@ -15,6 +15,7 @@ from omnicache_cli.report.output import check_output, deliver
 if TYPE_CHECKING:
     from omnicache_cli.kv_size.check import ExactAnswer
     from omnicache_cli.kv_size.options import Settings
+    from omnicache_cli.kv_size.question import Drafter
 
 
 def kv_size(
@@ -224,10 +225,22 @@ def kv_size(
         raise typer.Exit(answered.exit_code)
 
 
-def _ask_vllm(folder: str, settings: "Settings", available: Sequence[int] | None) -> "ExactAnswer":
+def _ask_vllm(
+    folder: str,
+    settings: "Settings",
+    available: Sequence[int] | None,
+    drafter: "Drafter | None",
+) -> "ExactAnswer":
     """The engine room's answer for settings that the fast path has resolved."""
     from omnicache_cli.engine.kv_size.accounting import ExactOptions, ask_vllm
 
-    names = {field.name for field in fields(ExactOptions)} - {"available_bytes"}
+    own = {"available_bytes", "speculative_method", "speculative_model"}
+    names = {field.name for field in fields(ExactOptions)} - own
     values = {name: getattr(settings, name) for name in names}
-    return ask_vllm(folder, ExactOptions(**values, available_bytes=available))
+    options = ExactOptions(
+        **values,
+        available_bytes=available,
+        speculative_method=drafter.method if drafter else None,
+        speculative_model=drafter.folder if drafter else None,
+    )
+    return ask_vllm(folder, options)

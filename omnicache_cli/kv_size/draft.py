@@ -12,6 +12,10 @@ from omnicache_cli.kv_size.layers import AttentionLayer, Kind, Layer
 from omnicache_cli.kv_size.model import Reading
 
 MTP_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+ONE_MTP_LAYER = ("Qwen3NextForCausalLM", "Qwen3_5")
+"""Architectures, by how they begin, whose model code takes one MTP layer where the config is silent
+(models/qwen3_next_mtp.py, qwen3_5_mtp.py)."""
+
 METHODS = ("mtp", "eagle", "eagle3", "draft_model", "ngram")
 
 
@@ -47,7 +51,7 @@ def _mtp(reading: Reading) -> Sequence[Layer]:
             for name in MTP_FIELDS
             if isinstance(value := reading.text.get(name), int) and value > 0
         ),
-        None,
+        1 if reading.model.architecture.startswith(ONE_MTP_LAYER) else None,
     )
     if count is None:
         raise BadInputError(

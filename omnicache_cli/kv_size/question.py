@@ -42,8 +42,16 @@ from omnicache_cli.kv_size.weights import read_weights
 from omnicache_cli.kv_size.whatif import MODALITIES, parse_shares, partition
 from omnicache_cli.report.model import Lines, Report, Section
 
-AskExact = Callable[[str, Settings, Sequence[int] | None], ExactAnswer]
-"""Given a model's folder, settings and bytes per worker, what vLLM's own code counts."""
+AskExact = Callable[[str, Settings, Sequence[int] | None, "Drafter | None"], ExactAnswer]
+"""Given a model's folder, settings, bytes per worker and a drafter, what vLLM's own code counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """By vLLM's names; `folder` is None where the model drafts by layers of its own."""
+
+    method: str
+    folder: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +138,24 @@ def _exact(
     question: Question, reading: Reading, card: Card | None, ask_exact: AskExact
 ) -> Answered:
     settings = resolve(question.options, reading.model, reading.config, reading.text, card)
-    folder = str(reading.source.folder)
-    exact = ask_exact(folder, settings, _given(question))
+    folder, drafter = str(reading.source.folder), _drafter(question)
+    exact = ask_exact(folder, settings, _given(question), drafter)
     if card is not None:
         found = ask_budget(question, reading, settings, card, exact.weight_bytes)
-        exact = ask_exact(folder, settings, [max(found.available.low, 0)])
+        exact = ask_exact(folder, settings, [max(found.available.low, 0)], drafter)
     report = exact_report(str(reading.source.path), settings, exact)
     code = _need_code(question, exact.kv_cache_tokens, exact.max_concurrency)
     return Answered(report, code)
+
+
+def _drafter(question: Question) -> Drafter | None:
+    method = question.options.speculative_method
+    if method is None:
+        return None
+    if method == "ngram":
+        raise UsageError("--exact and --check do not count ngram speculation; leave them out")
+    model = question.speculative_model
+    return Drafter(method, None if model is None else str(open_config(model).folder))
 
 
 def ask_budget(
@@ -312,12 +330,10 @@ class _Fast:
         return with_memory(found, [max(left.available.low, 0)])
 
     def _check(self, found: Estimate) -> None:
-        if self.draft:
-            raise UsageError("--check does not build drafters; leave out the speculative options")
         memory = [worker.available_bytes for worker in found.pool.workers]
         known = [one for one in memory if one is not None]
         folder = str(self.reading.source.folder)
-        exact = self.ask_exact(folder, found.settings, known or None)
+        exact = self.ask_exact(folder, found.settings, known or None, _drafter(self.question))
         sections, result, agrees = check_sections(found, exact)
         self._add((sections, result))
         if not agrees:

@@ -14,6 +14,7 @@ from omnicache_cli.engine.kv_size.accounting import ExactAnswer, ExactOptions, a
 from omnicache_cli.errors import EngineFailedError, UsageError
 from omnicache_cli.kv_size.check import compared
 from omnicache_cli.kv_size.class_defaults import answer
+from omnicache_cli.kv_size.draft import draft_layers
 from omnicache_cli.kv_size.estimate import Estimate, estimate
 from omnicache_cli.kv_size.model import ask_child, open_config, read_model
 from omnicache_cli.kv_size.options import Options
@@ -49,20 +50,31 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def both(folder: Path, options: Options) -> tuple[Estimate, ExactAnswer]:
+def both(
+    folder: Path, options: Options, drafter: Path | None = None
+) -> tuple[Estimate, ExactAnswer]:
     reading = read_model(open_config(str(folder)), answer)
-    found = estimate(reading, options, MEMORY)
+    method = options.speculative_method
+    own = read_model(open_config(str(drafter)), answer) if drafter else None
+    draft = draft_layers(reading, method, options.num_speculative_tokens, own)
+    found = estimate(reading, options, MEMORY, draft=draft)
     names = {field.name for field in dataclasses.fields(ExactOptions)}
     resolved = {
         field.name: getattr(found.settings, field.name)
         for field in dataclasses.fields(found.settings)
         if field.name in names
     }
-    return found, ask_vllm(str(folder), ExactOptions(**resolved, available_bytes=MEMORY))
+    exact = ExactOptions(
+        **resolved,
+        available_bytes=MEMORY,
+        speculative_method=method,
+        speculative_model=None if drafter is None else str(drafter),
+    )
+    return found, ask_vllm(str(folder), exact)
 
 
-def assert_equal(folder: Path, options: Options) -> None:
-    found, exact = both(folder, options)
+def assert_equal(folder: Path, options: Options, drafter: Path | None = None) -> None:
+    found, exact = both(folder, options, drafter)
     assert [row for row in compared(found, exact) if row[1] != row[2]] == []
 
 
@@ -102,6 +114,15 @@ MORE = {
     "three uneven stages": ("Llama-2-7B", Options(pipeline_parallel_size=3)),
     "stages and async windows": ("Gemma-3-27B", Options(pipeline_parallel_size=2)),
     "block override": ("gpt-oss-20b", Options(num_gpu_blocks_override=777)),
+    "nvfp4": ("Llama-3.1-8B", Options(kv_cache_dtype="nvfp4")),
+    "int4": ("Gemma-3-27B", Options(kv_cache_dtype="int4_per_token_head")),
+    "fp8 with scales, hybrid": ("Qwen3.5-9B", Options(kv_cache_dtype="fp8_per_token_head")),
+    "nvfp4, sparse MLA": ("DeepSeek-V3.2", Options(kv_cache_dtype="nvfp4_ds_mla")),
+    "fp8, sparse MLA": ("DeepSeek-V3.2", Options(kv_cache_dtype="fp8")),
+    "more stages than a window likes": (
+        "Command-R7B",
+        Options(pipeline_parallel_size=4, tensor_parallel_size=4),
+    ),
     "float16": ("Qwen2.5-7B", Options(dtype="float16", block_size=64)),
     "float32": ("OPT-125M", Options(dtype="float32")),
     "CPU, sliding": ("Gemma-3-1B", Options(platform="cpu")),
@@ -117,6 +138,34 @@ MORE = {
 def test_fast_equals_exact_for_further_options(case: str, folders: Path) -> None:
     name, options = MORE[case]
     assert_equal(folders / name, options)
+
+
+DRAFTS = {
+    "mtp, MLA": ("DeepSeek-V3", 1, {}),
+    "mtp, two stages": ("GLM-4.5-Air", 1, {"pipeline_parallel_size": 2}),
+    "mtp, hybrid": ("Qwen3-Next-80B", 2, {}),
+    "mtp, hybrid, two ranks": ("Qwen3.5-9B", 3, {"tensor_parallel_size": 2}),
+}
+
+
+@pytest.mark.parametrize("case", DRAFTS)
+def test_mtp_layers_are_counted_as_by_vllm(case: str, folders: Path) -> None:
+    name, tokens, changes = DRAFTS[case]
+    options = Options(num_speculative_tokens=tokens, speculative_method="mtp", **changes)
+    assert_equal(folders / name, options)
+
+
+def test_an_eagle_drafter_is_counted_as_by_vllm(folders: Path, tmp_path: Path) -> None:
+    config = {
+        **PUBLISHED["Llama-3.1-8B"],
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 32000,
+        "rope_scaling": None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = Options(num_speculative_tokens=3, speculative_method="eagle3", max_model_len=8192)
+    assert_equal(folders / "Llama-3.1-8B", options, tmp_path)
 
 
 def test_a_child_process_gives_the_same_class_defaults(folders: Path) -> None:

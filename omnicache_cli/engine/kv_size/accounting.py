@@ -44,6 +44,8 @@ class ExactOptions:
     platform: str
     available_bytes: Sequence[int] | None = None
     num_gpu_blocks_override: int | None = None
+    speculative_method: str | None = None
+    speculative_model: str | None = None  # the drafter's folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,11 +51,14 @@ def build_on_meta(
     config = _engine_config(folder, options, notes)
     _start_group(parallel_state)
     models = []
+    last = options.pipeline_parallel_size - 1
     for rank in range(options.pipeline_parallel_size):
         config.compilation_config.static_forward_context.clear()
         config.compilation_config.static_all_moe_layers.clear()
         with _as_rank(parallel_state, options, rank):
             module = _constructed(torch, config, notes)
+            if config.speculative_config is not None and rank == last:
+                _constructed(torch, config, notes, config.speculative_config.draft_model_config)
             _set_by_hand(config, options)
             _use_gpu_backends(config, options)
             _align_blocks(config)
@@ -107,10 +110,22 @@ def _engine_config(folder: str, options: "ExactOptions", notes: list[str]) -> "V
         mamba_cache_dtype=options.mamba_cache_dtype,
         hf_overrides=overrides,
         skip_mm_profiling=True,
+        speculative_config=_speculation(folder, options),
     ).create_engine_config()
     _set_by_hand(config, options)
     config.model_config.verify_with_parallel_config(config.parallel_config)
     return config
+
+
+def _speculation(folder: str, options: "ExactOptions") -> dict[str, Any] | None:
+    """EngineArgs.speculative_config for layers that the model brings itself."""
+    if options.speculative_method is None:
+        return None
+    return {
+        "method": options.speculative_method,
+        "num_speculative_tokens": options.num_speculative_tokens,
+        "model": options.speculative_model or folder,
+    }
 
 
 def _set_by_hand(config: "VllmConfig", options: "ExactOptions") -> None:
@@ -185,8 +200,13 @@ def _as_rank(state: Any, options: "ExactOptions", stage: int) -> Iterator[None]:
         pipeline.rank = 0
 
 
-def _constructed(torch: Any, config: "VllmConfig", notes: list[str]) -> "nn.Module":
-    """initialize_model on the meta device; small tensors are real in a second try."""
+def _constructed(
+    torch: Any, config: "VllmConfig", notes: list[str], drafter: Any = None
+) -> "nn.Module":
+    """initialize_model on the meta device; small tensors are real in a second try.
+
+    `drafter` is the model config of a draft model, which registers its layers behind the model's.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
 
@@ -196,9 +216,9 @@ def _constructed(torch: Any, config: "VllmConfig", notes: list[str]) -> "nn.Modu
         with set_current_vllm_config(config), _sparse_attention_by_name():
             try:
                 with torch.device("meta"):
-                    return initialize_model(vllm_config=config)
+                    return initialize_model(vllm_config=config, model_config=drafter)
             except (RuntimeError, NotImplementedError) as error:
-                if "meta" not in str(error):
+                if "meta" not in str(error) or drafter is not None:
                     raise
             config.compilation_config.static_forward_context.clear()
             config.compilation_config.static_all_moe_layers.clear()
@@ -289,7 +309,7 @@ def _backend(kv_cache_dtype: str) -> Any:
         from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
         return TritonAttentionBackend
-    if kv_cache_dtype.startswith("nvfp4"):
+    if kv_cache_dtype in ("nvfp4", "nvfp4_4over6"):
         return _nvfp4_backend()
     from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 
@@ -297,8 +317,30 @@ def _backend(kv_cache_dtype: str) -> Any:
 
 
 def _nvfp4_backend() -> Any:
-    from vllm.v1.attention.backends.flashinfer import FlashInferBackend
+    """FlashInfer's, which packs NVFP4. Where its kernels are not installed, only their names are
+    there while vLLM's module is loaded: the packing needs none of them."""
+    import importlib.util
+    import sys
+    import types
 
+    class Names(types.ModuleType):
+        __path__: MutableSequence[str] = []  # noqa: RUF012  what makes it a package
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+
+    parts = ("", ".decode", ".prefill", ".utils", ".cascade", ".fp4_quantization")
+    planted = []
+    if importlib.util.find_spec("flashinfer") is None:
+        planted = [f"flashinfer{part}" for part in parts]
+        sys.modules.update({name: Names(name) for name in planted})
+    try:
+        from vllm.v1.attention.backends.flashinfer import FlashInferBackend
+    finally:
+        for name in planted:
+            del sys.modules[name]
     return FlashInferBackend
 
 

@@ -45,7 +45,8 @@ _SPLIT_MHA = d.decoder(size=d.split_head_size, heads=d.all_heads)
 _FAMILIES: dict[str, tuple[Family, str]] = {
     "llama": (
         Family(_WINDOWS, LLAMA),
-        "LlamaForCausalLM LLaMAForCausalLM ArceeForCausalLM AriaForConditionalGeneration "
+        "LlamaForCausalLM LLaMAForCausalLM EagleLlamaForCausalLM LlamaForCausalLMEagle3 "
+        "Eagle3LlamaForCausalLM ArceeForCausalLM AriaForConditionalGeneration "
         "CwmForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM "
         "LlavaForConditionalGeneration LlavaNextForConditionalGeneration "
         "LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration "
