@@ -35,40 +35,21 @@ def measured(command: list[str]) -> dict[str, Any]:
     """Median seconds, most megabytes of any process under it, and the last output."""
     seconds, output, peak = [], "", 0
     for _ in range(RUNS):
-        started = time.perf_counter()
-        ran = subprocess.run(
-            ["/usr/bin/env", sys.executable, "-c", CHILD, *command],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        seconds.append(time.perf_counter() - started - SPAWN_SECONDS)
-        output, _, kilobytes = ran.stdout.rpartition("peak ")
-        peak = max(peak, int(kilobytes))
+        with tempfile.TemporaryFile("w+") as written:
+            started = time.perf_counter()
+            process = subprocess.Popen(command, stdout=written, stderr=subprocess.DEVNULL)
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds.append(time.perf_counter() - started)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, command)
+            written.seek(0)
+            output, peak = written.read(), max(peak, usage.ru_maxrss)
     return {
         "seconds": round(statistics.median(seconds), 3),
         "megabytes": round(peak / 1024),
         "output": output,
     }
-
-
-CHILD = (
-    "import resource, subprocess, sys; ran = subprocess.run(sys.argv[1:], capture_output=True, "
-    "text=True); sys.stderr.write(ran.stderr); print(ran.stdout); "
-    "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); "
-    "sys.exit(ran.returncode)"
-)
-
-
-def spawn_seconds() -> float:
-    """What the measuring process itself costs."""
-    started = time.perf_counter()
-    for _ in range(RUNS):
-        subprocess.run([sys.executable, "-c", CHILD, "true"], capture_output=True, check=True)
-    return (time.perf_counter() - started) / RUNS
-
-
-SPAWN_SECONDS = spawn_seconds()
 
 
 def ours(model: Path, *more: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from omnicache_cli.kv_size.options import Settings
 from omnicache_cli.kv_size.pages import AttentionPage, MambaPage, Page
 from omnicache_cli.kv_size.requests import blocks_held, blocks_reserved
 
-FULL_KINDS = frozenset({Kind.FULL, Kind.MLA, Kind.SINK})
+FULL_KINDS = frozenset({Kind.FULL, Kind.MLA})
 """FullAttentionSpec and its subclasses: one base type for grouping."""
 
 NOT_PADDED = frozenset({Kind.MLA})

@@ -14,7 +14,6 @@ class Kind(StrEnum):
     SLIDING = "sliding_window"
     CHUNKED = "chunked_local_attention"
     MLA = "mla_attention"
-    SINK = "sink_full_attention"
     CROSS = "cross_attention"
     MAMBA = "mamba"
 
@@ -33,7 +32,6 @@ class AttentionLayer:
     has_indexer: bool = False  # an MLA layer that owns one
     is_draft: bool = False  # an MTP or EAGLE layer
     dtype: str | None = None  # where it is not the cache's
-    heads_are_replicated: bool = False  # not divided by tensor parallelism
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ A page is `block_size` tokens of one layer on one rank, or a whole mamba state.
 """
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import ClassVar
 
 from omnicache_cli.errors import UsageError
@@ -36,12 +35,9 @@ class AttentionPage:
     state_content_bytes: int | None = None
     page_size_padded: int | None = None
     extra_retained_tokens: int = 0
-    tokens_per_state: Fraction = Fraction(1)
     is_indexer: bool = False
     has_indexer: bool = False
     packed_as: str = ""  # the cache dtype where it changes the layout
-
-    prefix: ClassVar[str] = "attention"
 
     @property
     def unpadded_page_bytes(self) -> int:
@@ -50,7 +46,7 @@ class AttentionPage:
         content = self.state_content_bytes
         if content is None:
             content = (self.head_size + self.head_size_v) * bytes_of(self.dtype)
-        return slots * int(self.block_size // self.tokens_per_state) * content
+        return slots * self.block_size * content
 
     @property
     def page_bytes(self) -> int:
@@ -94,7 +90,7 @@ def attention_page(
     """
     cache_dtype = _cache_dtype(layer, settings)
     heads = layer.num_kv_heads
-    if layer.kind is not Kind.MLA and not layer.heads_are_replicated:
+    if layer.kind is not Kind.MLA:
         heads = max(1, heads // settings.tensor_parallel_size)
     page = AttentionPage(
         kind=layer.kind,

@@ -29,7 +29,7 @@ MLA = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How an architecture is read; `heads_of_mtp` is None where it has no MTP layers."""
+    """How an architecture is read."""
 
     read: Read
     absent: frozenset[str] = frozenset()
