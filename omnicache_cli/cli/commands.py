@@ -34,6 +34,10 @@ COMMANDS: dict[str, CommandEntry] = {
         "omnicache_cli.cli.verify:verify",
         "Verify that a tensor prefix cache gives back what a run without a cache computes.",
     ),
+    "kv-size": CommandEntry(
+        "omnicache_cli.cli.kv_size:kv_size",
+        "Size the KV cache of a model as vLLM would count it, without a GPU or weights.",
+    ),
     "tiny-model": CommandEntry(
         "omnicache_cli.cli.tiny_model:tiny_model",
         "Write a tiny model with random weights that vLLM really loads.",

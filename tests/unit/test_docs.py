@@ -20,3 +20,10 @@ def test_a_command_is_documented_and_shows_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_listing_says_what_the_command_says_of_itself(name: str) -> None:
     assert load_command(name).help.splitlines()[0] == COMMANDS[name].summary
+
+
+def test_the_architectures_of_kv_size_are_all_listed() -> None:
+    from omnicache_cli.kv_size.architectures.table import ARCHITECTURES
+
+    page = (Path(__file__).parents[2] / "docs" / "kv-size.md").read_text(encoding="utf-8")
+    assert {name for name in ARCHITECTURES if f"`{name}`" not in page} == set()

@@ -1,0 +1,112 @@
+"""The block size of the attention layers, and the padding that hybrid models need.
+
+Mirrors Platform.update_block_size_for_backend, _align_hybrid_block_size and
+_align_heterogeneous_kv_block_size (vLLM's platforms/interface.py).
+"""
+
+from dataclasses import dataclass, replace
+from math import lcm
+
+from omnicache_cli.kv_size.layers import AttentionLayer, Kind, MambaLayer, Model
+from omnicache_cli.kv_size.options import Settings
+from omnicache_cli.kv_size.pages import attention_page, kernel_block, mamba_page
+
+MLA_ALIGNMENT = 128
+"""Tokens: hybrid models with MLA keep whole groups of kernel blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """Tokens per block and bytes of the pads; `why` says what set them."""
+
+    attention: int
+    mamba: int  # tokens between cached states
+    mamba_page_padded: int | None = None
+    skipped_page_padded: int | None = None  # CacheConfig.skip_page_size_padded
+    why: str = ""
+
+
+def block_sizes(model: Model, settings: Settings) -> BlockSizes:
+    sizes = BlockSizes(
+        settings.block_size,
+        settings.max_model_len if settings.mamba_cache_mode == "none" else settings.block_size,
+        why=settings.sources.get("block_size", ""),
+    )
+    if model.is_hybrid and any(isinstance(layer, AttentionLayer) for layer in model.layers):
+        sizes = _aligned_hybrid(model, settings, sizes)
+    if settings.kv_cache_dtype_skip_layers and settings.platform == "cuda":
+        sizes = _aligned_mixed_dtypes(model, settings, sizes)
+    return sizes
+
+
+def _aligned_hybrid(model: Model, settings: Settings, sizes: BlockSizes) -> BlockSizes:
+    """_align_hybrid_block_size: an attention page at least as large as a mamba page."""
+    token = _token_bytes(model, settings)
+    state = max(
+        mamba_page(layer, settings, 1, None).page_bytes
+        for layer in model.layers
+        if isinstance(layer, MambaLayer)
+    )
+    kernel = max(kernel_block(settings), sizes.attention)
+    if model.uses_mla:
+        kernel = max(kernel, MLA_ALIGNMENT)
+    if settings.mamba_cache_mode == "all":
+        chunk = max(
+            layer.state.chunk_size for layer in model.layers if isinstance(layer, MambaLayer)
+        )
+        step = lcm(chunk, kernel)
+        block = step * _ceil(_ceil(state, token), step)
+        mamba = block
+    else:
+        block = kernel * _ceil(state, kernel * token)
+        mamba = sizes.mamba
+    attention = max(sizes.attention, block)
+    if settings.mamba_cache_mode == "align":
+        mamba = attention
+    page = attention * token
+    why = sizes.why
+    if attention > sizes.attention:
+        why = f"raised so that {attention} tokens of attention hold a {state:,}-byte mamba state"
+    return replace(
+        sizes,
+        attention=attention,
+        mamba=mamba,
+        mamba_page_padded=None if page == state else page,
+        why=why,
+    )
+
+
+def _aligned_mixed_dtypes(model: Model, settings: Settings, sizes: BlockSizes) -> BlockSizes:
+    """_align_heterogeneous_kv_block_size: quantised layers beside ones that skip it."""
+    primary = _token_bytes(model, replace(settings, kv_cache_dtype_skip_layers=()))
+    plain = replace(settings, kv_cache_dtype="auto", kv_cache_dtype_skip_layers=())
+    widest = _token_bytes(model, plain)
+    if widest == primary:
+        return sizes
+    kernel = kernel_block(settings)
+    step = max(kernel, sizes.attention)
+    needed = max(widest * kernel, sizes.mamba_page_padded or 0)
+    attention = max(sizes.attention, step * _ceil(needed, step * primary))
+    shared = attention * primary
+    return replace(
+        sizes,
+        attention=attention,
+        skipped_page_padded=shared,
+        mamba_page_padded=None if sizes.mamba_page_padded is None else shared,
+        why="raised so that a quantised page covers one of the skipped layers",
+    )
+
+
+def _token_bytes(model: Model, settings: Settings) -> int:
+    """Bytes of one token in one attention layer, by the model-wide heads and head size."""
+    layers = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, AttentionLayer) and not layer.is_indexer and not layer.is_draft
+    ]
+    full = [layer for layer in layers if layer.kind in (Kind.FULL, Kind.MLA)] or layers
+    return replace(attention_page(full[0], settings, 1), page_size_padded=None).page_bytes
+
+
+def _ceil(number: int, unit: int) -> int:
+    return -(-number // unit)
