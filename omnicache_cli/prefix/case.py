@@ -233,7 +233,15 @@ class Case:
         sharers = self.ledger.sharers(one)
         owner = who(sharers[-1]) if sharers else "a request that is forgotten"
         text = f"{owner} has the same {place}, and it never entered the cache"
-        return Reason(name, hit, text, ("it ended before the block was cached",), data)
+        return Reason(name, hit, text, (self._why_never(size),), data)
+
+    def _why_never(self, block_size: int) -> str:
+        unit = self.layout.unit
+        if unit > block_size:
+            return f"blocks enter the cache in units of {unit} tokens, and it filled no further one"
+        if unit < block_size:
+            return "inside a block only the end of a prompt enters the cache"
+        return "it ended before the block was cached"
 
     def _who(self, number: int, name: str) -> str:
         if number == NO_REQUEST:

@@ -19,7 +19,7 @@ REASONS: dict[str, str] = {
     "evicted": "the block was in the cache and was evicted",
     "reset": "the block was in the cache, and the cache was reset",
     "not-computed-yet": "the request that shares the block had not computed it yet",
-    "never-cached": "the request that shares the block ended before the block was cached",
+    "never-cached": "a request had the block, and it never entered the cache",
     "group-said-less": "one KV cache group did not keep what the others have",
     "alignment": "hits are multiples of a unit that is larger than a block",
     "speculative-drop": "speculative decoding drops the last matched unit",

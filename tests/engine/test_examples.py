@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from omnicache_cli.engine.tracing import tracing
+from omnicache_cli.prefix.explain import Explanation, explain_run
 from omnicache_cli.trace.invariants import InvariantChecker
 from omnicache_cli.trace.records import CacheReset
 from omnicache_cli.trace.run import Run
@@ -40,6 +41,10 @@ class Ran:
         checker = InvariantChecker()
         self.summary: Summary = summarize(Run(folder), checker=checker)
         assert (self.summary.broken_invariants, self.summary.probe_errors) == (0, {})
+        self.explained: dict[str, Explanation] = {}
+        for one in explain_run(Run(folder), None):
+            assert one.predicted_tokens == one.hit_tokens, one
+            self.explained.setdefault(one.external_id, one)
 
     @property
     def hits(self) -> dict[str, int]:

@@ -113,8 +113,8 @@ def test_every_lookup_in_one_line(tmp_path: Path, explain: Explain) -> None:
         "#3       d      4       9    4  evicted         -",
         "",
         "Warnings",
-        "#1 b: false hit: it hits blocks of #0 a, which has another LoRA adapter or cache salt of the "
-        "same",
+        "#1 b: false hit: it hits blocks of #0 a, which has another LoRA adapter or cache salt of "
+        "the same",
         "text",
     ]
     assert (ran.code, ran.err) == (0, 'next: omnicache explain run --request "#3"\n')
