@@ -21,6 +21,11 @@ OBSTACLES = (
 )
 """What can end a hit, in the order in which it is tried."""
 
+MAX_SHARERS = 256
+"""Requests with the same first block that are looked at for another adapter or salt."""
+
+MAX_WARNINGS = 3
+
 AT_ONE_PLACE = (
     *("content", "evicted", "reset", "not-computed-yet", "never-cached", "last-token"),
     *("speculative-drop", "group-said-less", "alignment"),
@@ -293,29 +298,38 @@ class Case:
     # -- false hits ---------------------------------------------------------------------------
 
     def collisions(self) -> Iterator[str]:
-        """Blocks that were hit although adapter or salt of their owner are others."""
+        """Requests of another adapter or salt whose first block has the same hash."""
+        if not self.request.block_hashes:
+            return
         mine = self.request.record
-        size = self.layout.hash_block_size
-        told: set[str] = set()
-        for entry in range(self.admission.hit_tokens // size):
-            one = self.request.block_hashes[entry]
-            for number in range(self.layout.num_groups):
-                cached = self.ledger.entry((number, one))
-                owner = None if cached is None else self.ledger.known.get(cached.request)
-                if owner is None or owner is self.request:
-                    continue
-                theirs = owner.record
-                if theirs.lora_name == mine.lora_name and theirs.lora_id != mine.lora_id:
-                    told.add(
-                        f"same name, different adapter: LoRA {mine.lora_name} is id {mine.lora_id} "
-                        f"here and {theirs.lora_id} in {who(owner)}, whose blocks it hits"
-                    )
-                elif (theirs.lora_name, theirs.cache_salt) != (mine.lora_name, mine.cache_salt):
-                    told.add(
-                        f"false hit: it hits blocks of {who(owner)}, which has another LoRA "
-                        "adapter or cache salt of the same text"
-                    )
-        yield from sorted(told)
+        first = self.request.block_hashes[0]
+        told: dict[str, None] = {}
+        for owner in reversed(self.ledger.sharers(first)[-MAX_SHARERS:]):
+            theirs = owner.record
+            if theirs.lora_name == mine.lora_name and theirs.lora_id != mine.lora_id:
+                kind = (
+                    f"same name, different adapter: LoRA {mine.lora_name} is id {mine.lora_id} "
+                    f"here and {theirs.lora_id} in {who(owner)}"
+                )
+            elif (theirs.lora_name, theirs.cache_salt) != (mine.lora_name, mine.cache_salt):
+                kind = (
+                    f"another LoRA adapter or cache salt of the same text: {who(owner)} has "
+                    f"{_identity(owner)}, and it has {_identity(self.request)}"
+                )
+            else:
+                continue
+            hit = self.admission.hit_tokens
+            told[f"false hit, {kind}" if hit else f"its hash is that of another, {kind}"] = None
+            if len(told) == MAX_WARNINGS:
+                break
+        yield from told
+
+
+def _identity(request: Request) -> str:
+    record = request.record
+    parts = [f"adapter {record.lora_name}"] if record.lora_name is not None else []
+    parts += ["a salt"] if record.cache_salt is not None else []
+    return " and ".join(parts) or "neither"
 
 
 def _unaligned(layout: Layout) -> Layout:

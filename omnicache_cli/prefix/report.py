@@ -1,13 +1,13 @@
 """Explanations as reports: one request in full, or all of them as a table."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from omnicache_cli.errors import EXIT_DIFFERS, EXIT_DONE
+from omnicache_cli.prefix.chain import chain_data, chain_of, chain_table
 from omnicache_cli.prefix.explain import Explanation, explain_run
-from omnicache_cli.prefix.ledger import MAX_GONE, MAX_KNOWN_HASHES
 from omnicache_cli.prefix.reasons import COMPLETE, NEW, REASONS, Reason
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.trace.run import Run
@@ -21,9 +21,18 @@ JSON_ROWS = 100_000
 
 
 def explain_request(
-    run: Run, wanted: str, engine: str | None, fail_on: Collection[str] = ()
+    run: Run,
+    wanted: str,
+    engine: str | None,
+    *,
+    subject: Mapping[str, Any] | None = None,
+    with_chain: bool = False,
+    fail_on: Collection[str] = (),
 ) -> View:
-    """One request. BadInputError: no request has this name, or several have."""
+    """One request. `subject`: what JSON names instead of the run. `with_chain`: its hashes too.
+
+    BadInputError: no request has this name, or several have.
+    """
     name = find_request(run, wanted, engine)
     mine = [
         one
@@ -34,10 +43,15 @@ def explain_request(
     for one in mine:
         sections += _sections(one)
     title = sentence(mine[0]) if mine else f"#{name.number} {name.external_id}: not in the steps"
+    result = {**(subject or {"run": str(run.folder)}), "requests": [data_of(one) for one in mine]}
+    if with_chain:
+        chain = chain_of(Run(run.folder), name)
+        sections.append(chain_table(chain))
+        result["chain"] = chain_data(chain)
     report = Report(
         "explain",
         title,
-        {"run": str(run.folder), "requests": [data_of(one) for one in mine]},
+        result,
         tuple(sections),
         run.vllm_version,
     )
@@ -45,7 +59,12 @@ def explain_request(
 
 
 def explain_requests(
-    run: Run, engine: str | None, *, every_request: bool, fail_on: Collection[str] = ()
+    run: Run,
+    engine: str | None,
+    *,
+    every_request: bool,
+    subject: Mapping[str, Any] | None = None,
+    fail_on: Collection[str] = (),
 ) -> View:
     """Every lookup in one line. `every_request`: JSON_ROWS of them (JSON), else TEXT_ROWS."""
     most = JSON_ROWS if every_request else TEXT_ROWS
@@ -77,7 +96,7 @@ def explain_requests(
     if warnings:
         sections.append(Lines("Warnings", list(warnings)))
     result = {
-        "run": str(run.folder),
+        **(subject or {"run": str(run.folder)}),
         "num_lookups": total,
         "listed": len(kept),
         "hit_tokens": hit,
@@ -207,14 +226,6 @@ def _reason_data(reason: Reason) -> dict[str, Any]:
         "evidence": list(reason.evidence),
         "facts": dict(reason.data),
     }
-
-
-def bounds() -> str:
-    """What is remembered, in words."""
-    return (
-        f"of each engine the {MAX_GONE:,} hashes that left the cache last and ended requests with "
-        f"{MAX_KNOWN_HASHES:,} hashes are remembered"
-    )
 
 
 # -- what next --------------------------------------------------------------------------------

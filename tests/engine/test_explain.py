@@ -151,8 +151,8 @@ def test_x5_an_adapter_and_a_salt_of_one_name_collide_in_the_first_block(tmp_pat
 
     assert told(found, "b") == (16, "lora-differs", None)
     assert found["b"].warnings == (
-        "false hit: it hits blocks of #0 a, which has another LoRA adapter or cache salt of the "
-        "same text",
+        "false hit, another LoRA adapter or cache salt of the same text: #0 a has adapter X, and "
+        "it has a salt",
     )
 
 
@@ -178,7 +178,7 @@ def test_x6_two_adapters_of_one_name(tmp_path: Path) -> None:
 
     assert told(found, "b")[:2] == (32, "full-blocks")
     assert found["b"].warnings == (
-        "same name, different adapter: LoRA X is id 2 here and 1 in #0 a, whose blocks it hits",
+        "false hit, same name, different adapter: LoRA X is id 2 here and 1 in #0 a",
     )
     assert told(found, "c")[:2] == told(found, "d")[:2] == (0, "lora-differs")
 

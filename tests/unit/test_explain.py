@@ -83,6 +83,11 @@ def test_an_evicted_block_says_when_it_came_for_whom_and_when_it_went_for_whom(
         "prompt tokens   9",
         "hit tokens      4",
         "last block hit  block id 1, cached at step 0 by #0 a",
+        "",
+        "Warnings",
+        "false hit, another LoRA adapter or cache salt of the same text: #1 b has adapter sql, and "
+        "it has",
+        "neither",
     ]
     assert (ran.code, ran.err) == (0, "")
 
@@ -93,16 +98,17 @@ def test_every_lookup_in_one_line(tmp_path: Path, explain: Explain) -> None:
     ran = explain("run")
 
     assert ran.lines == [
-        "12 of 50 queried tokens hit; most was lost to salt-differs (1 of 4): no earlier request "
-        "had this",
-        "cache salt",
+        "12 of 50 queried tokens hit; most was lost to salt-differs (1 of 4): the nearest request "
+        "has another",
+        "cache salt, or none",
         "",
         "Reasons",
         "reason          lookups  missed tokens  meaning",
         "nothing-shared        1              8  no earlier request begins with the same block",
         "full-blocks           1              1  "
         "every full block was hit; what is left fills no block",
-        "salt-differs          1             24  no earlier request had this cache salt",
+        "salt-differs          1             24  "
+        "the nearest request has another cache salt, or none",
         "evicted               1              5  the block was in the cache and was evicted",
         "",
         "Lookups",
@@ -113,9 +119,12 @@ def test_every_lookup_in_one_line(tmp_path: Path, explain: Explain) -> None:
         "#3       d      4       9    4  evicted         -",
         "",
         "Warnings",
-        "#1 b: false hit: it hits blocks of #0 a, which has another LoRA adapter or cache salt of "
-        "the same",
-        "text",
+        "#1 b: false hit, another LoRA adapter or cache salt of the same text: #0 a has neither, "
+        "and it has",
+        "adapter sql",
+        "#3 d: false hit, another LoRA adapter or cache salt of the same text: #1 b has adapter "
+        "sql, and it",
+        "has neither",
     ]
     assert (ran.code, ran.err) == (0, 'next: omnicache explain run --request "#3"\n')
 
@@ -158,6 +167,54 @@ def test_a_reason_that_is_none_is_refused_with_those_that_are(explain: Explain) 
     assert ran.err.startswith(
         "omnicache: --fail-on gremlins: no such reason; choose of full-blocks, "
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name one of RUN, --prompts FILE and --lint --model MODEL"),
+        (["run", "--prompts", "p.jsonl"], "name one of RUN, --prompts FILE"),
+        (["--model", "tiny"], "--model goes with --lint"),
+        (["run", "--engine-arg", "seed=1"], "--engine-arg goes with --lint --model"),
+        (["run", "--chain"], "--chain is about one request"),
+        (["run", "--block-size", "16"], "--block-size goes with --prompts FILE"),
+        (["run", "--drop-unit"], "--drop-unit goes with --prompts FILE"),
+        (["--prompts", "p", "--group", "full:16", "--block-size", "16"], "--group and --block-si"),
+        (["run", "--lint", "--fail-on", "evicted"], "--fail-on evicted: no such finding"),
+    ],
+)
+def test_options_that_say_nothing_to_each_other(
+    explain: Explain, arguments: list[str], message: str
+) -> None:
+    ran = explain(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+
+
+def test_the_chain_of_a_request(tmp_path: Path, explain: Explain) -> None:
+    recording = donor(
+        token_ids=list(range(9)), lora_name="x", extra_keys=[(0, ["lora:x"]), (1, ["lora:x"])]
+    )
+    recording.write(tmp_path / "run")
+
+    ran = explain("run", "--request", "a", "--chain", "--quiet")
+
+    assert ran.lines[-4:] == [
+        "Chain of block hashes",
+        "block  tokens  parent hash  token ids  extra keys  hash",
+        "    0  0 .. 3  root         0 .. 3     lora:x      a0",
+        "    1  4 .. 7  a0           4 .. 7     lora:x      a1",
+    ]
+    result = explain("run", "--request", "a", "--chain", "--format", "json").json
+    assert result["chain"][0] == {
+        "block": 0,
+        "first_token": 0,
+        "end_token": 4,
+        "parent_hash": None,
+        "token_ids": [0, 1, 2, 3],
+        "extra_keys": ["lora:x"],
+        "hash": "a0",
+    }
 
 
 # -- one reason each --------------------------------------------------------------------------
@@ -379,15 +436,15 @@ def test_one_adapter_name_of_two_adapters_is_warned_of(tmp_path: Path) -> None:
         lora_id=2,
     )
     assert one.warnings == (
-        "same name, different adapter: LoRA x is id 2 here and 1 in #0 a, whose blocks it hits",
+        "false hit, same name, different adapter: LoRA x is id 2 here and 1 in #0 a",
     )
 
 
 def test_a_hit_of_another_tenants_blocks_is_warned_of(tmp_path: Path) -> None:
     one = follower(donor(lora_name="x", lora_id=1), tmp_path, 4, cache_salt="78")
     assert one.warnings == (
-        "false hit: it hits blocks of #0 a, which has another LoRA adapter or cache salt of the "
-        "same text",
+        "false hit, another LoRA adapter or cache salt of the same text: #0 a has adapter x, and "
+        "it has a salt",
     )
 
 

@@ -7,7 +7,7 @@ an engine does, without forward passes.
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,8 +74,6 @@ class PoolScheduler:
     """Enter `tracing` before one is made. Methods raise vLLM's own errors."""
 
     plan: PoolPlan
-    hashes: dict[str, list[bytes]] = field(default_factory=dict)  # of each request, vLLM's own
-    hash_block_size: int = 0
     _scheduler: Any = None
     _hasher: Any = None
 
@@ -100,16 +98,16 @@ class PoolScheduler:
         config = _config(self.plan)
         cache = _kv_cache_config(self.plan)
         try:
-            block_size, self.hash_block_size = resolve_kv_cache_block_sizes(cache, config)
+            block_size, hash_block_size = resolve_kv_cache_block_sizes(cache, config)
             hash_function = get_hash_fn_by_name(self.plan.hash_algo)
             init_none_hash(hash_function)
-            self._hasher = get_request_block_hasher(self.hash_block_size, hash_function)
+            self._hasher = get_request_block_hasher(hash_block_size, hash_function)
             self._scheduler = Scheduler(
                 config,
                 cache,
                 StructuredOutputManager(config),
                 block_size=block_size,
-                hash_block_size=self.hash_block_size,
+                hash_block_size=hash_block_size,
                 log_stats=True,
             )
         except (ValueError, AssertionError) as error:
@@ -125,9 +123,7 @@ class PoolScheduler:
                 f"{self.plan.num_blocks * size}, a request at most {self.plan.max_model_len}; "
                 "give a larger --num-gpu-blocks"
             )
-        request = self._request(one)
-        self.hashes[one.name] = list(request.block_hashes)
-        self._scheduler.add_request(request)
+        self._scheduler.add_request(self._request(one))
 
     def step(self) -> int:
         """Schedule once and pretend to compute; the tokens that were scheduled."""
@@ -167,29 +163,6 @@ class PoolScheduler:
 
     def reset_prefix_cache(self) -> bool:
         return bool(self._scheduler.reset_prefix_cache())
-
-    def extra_keys(self, one: PoolRequest) -> list[tuple[Any, ...] | None]:
-        """Extra keys of each full hash block, by vLLM's own function."""
-        from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
-
-        request = self._request(one)
-        found: list[tuple[Any, ...] | None] = []
-        multimodal = 0
-        for start in range(
-            0, len(request.block_hashes) * self.hash_block_size, self.hash_block_size
-        ):
-            keys, multimodal = generate_block_hash_extra_keys(
-                request, start, start + self.hash_block_size, multimodal
-            )
-            found.append(keys)
-        return found
-
-    @property
-    def root_hash(self) -> bytes:
-        """The parent of every first block."""
-        from vllm.v1.core import kv_cache_utils
-
-        return bytes(kv_cache_utils.NONE_HASH)
 
     def _request(self, one: PoolRequest) -> Any:
         from vllm.lora.request import LoRARequest
