@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 OF_PROMPTS = (
     *("tokenizer", "block_size", "group", "num_gpu_blocks", "match_unit", "retention_interval"),
-    *("drop_unit", "hash_algo"),
+    *("drop_unit", "hash_algo", "max_num_batched_tokens", "max_num_seqs"),
+    *("long_prefill_token_threshold", "no_prefix_caching"),
 )
 """Options that say nothing to a recorded run."""
 
@@ -73,6 +74,18 @@ def explain(
     drop_unit: Annotated[
         bool | None,
         typer.Option("--drop-unit", help="With --prompts: as EAGLE and MTP drop one."),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --prompts. Default: 8192.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --prompts. Default: 64.")
+    ] = None,
+    long_prefill_token_threshold: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --prompts. Default: none.")
+    ] = None,
+    no_prefix_caching: Annotated[
+        bool | None, typer.Option("--no-prefix-caching", help="With --prompts: the cache is off.")
     ] = None,
     hash_algo: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --prompts. Default: sha256.")
@@ -234,6 +247,10 @@ def run_prompts(path: Path, folder: Path, given: dict[str, Any]) -> "Run":
         retention_interval=parse_interval(given["retention_interval"]),
         drops_unit=bool(given["drop_unit"]),
         hash_algo=given["hash_algo"] or "sha256",
+        max_num_batched_tokens=given["max_num_batched_tokens"] or 8192,
+        max_num_seqs=given["max_num_seqs"] or 64,
+        long_prefill_token_threshold=given["long_prefill_token_threshold"] or 0,
+        enable_prefix_caching=not given["no_prefix_caching"],
     )
     try:
         with path.open("rb") as lines:

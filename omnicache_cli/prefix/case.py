@@ -5,6 +5,7 @@ The first thing that makes the hit longer when it is gone is the reason that bou
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from omnicache_cli.prefix.differences import parting, who
 from omnicache_cli.prefix.groups import group_evidence
@@ -235,8 +236,8 @@ class Case:
             data |= {"donor": runner, "donor_computed_tokens": done}
             text = f"{donor} has the same {place} and had not computed it yet"
             return Reason(name, hit, text, (f"{donor} had computed {done} tokens",), data)
-        sharers = self.ledger.sharers(one)
-        owner = who(sharers[-1]) if sharers else "a request that is forgotten"
+        sharer = next(self.ledger.sharers(one), None)
+        owner = "a request that is forgotten" if sharer is None else who(sharer)
         text = f"{owner} has the same {place}, and it never entered the cache"
         return Reason(name, hit, text, (self._why_never(size),), data)
 
@@ -304,7 +305,7 @@ class Case:
         mine = self.request.record
         first = self.request.block_hashes[0]
         told: dict[str, None] = {}
-        for owner in reversed(self.ledger.sharers(first)[-MAX_SHARERS:]):
+        for owner in islice(self.ledger.sharers(first), MAX_SHARERS):
             theirs = owner.record
             if theirs.lora_name == mine.lora_name and theirs.lora_id != mine.lora_id:
                 kind = (

@@ -6,6 +6,7 @@ always there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from omnicache_cli.prefix.ledger import Ledger
@@ -14,8 +15,11 @@ from omnicache_cli.trace.records import MultiModalSpan
 from omnicache_cli.trace.steps import Request
 from omnicache_cli.trace.views.words import counted
 
-MAX_CANDIDATES = 4096
+MAX_CANDIDATES = 1024
 """Earlier requests that one is compared with: the latest of those that share most blocks."""
+
+MAX_EQUALS = 64
+"""Of those that agree in as many tokens, the latest whose block is looked at."""
 
 NO_TOKEN_IDS = "which token differs is not recorded; trace with --token-ids"
 NO_SHARED_TOKENS = "how many tokens it shares is not recorded; trace with --token-ids"
@@ -80,32 +84,38 @@ def who(request: Request) -> str:
 
 
 def _candidates(ledger: Ledger, request: Request, entry: int) -> list[Request]:
-    if entry:
-        found = ledger.sharers(request.block_hashes[entry - 1])
-    else:
-        found = [one for number, one in ledger.known.items() if number in ledger.admitted]
-    return [one for one in found if one is not request][-MAX_CANDIDATES:]
+    found = ledger.sharers(request.block_hashes[entry - 1]) if entry else ledger.ran()
+    latest = list(islice((one for one in found if one is not request), MAX_CANDIDATES))
+    return latest[::-1]
 
 
 def _nearest(place: Place, others: Sequence[Request]) -> Nearest:
     """Most tokens in common, then the same adapter and salt, then the most alike block."""
 
-    def rank(near: Nearest) -> tuple[int, bool, bool, bool, int]:
+    def rank(near: Nearest) -> tuple[bool, bool, bool, int]:
         other = near.request
         goes_on = len(other.block_hashes) > place.entry
         alike = media_keys(other, place.entry) == media_keys(place.request, place.entry)
         same = _identity_of(other) == _identity_of(place.request)
-        return near.num_tokens, same, goes_on, goes_on and alike, other.number
+        return same, goes_on, goes_on and alike, other.number
 
-    return max((_agreement(place, other) for other in others), key=rank)
+    counts = [_agreed_tokens(place, other) for other in others]
+    most = max(counts)
+    equals = [other for other, count in zip(others, counts, strict=True) if count == most]
+    mine = place.request.record.token_ids
+    return max(
+        (
+            Nearest(other, most, bool(mine) and bool(other.record.token_ids))
+            for other in equals[-MAX_EQUALS:]
+        ),
+        key=rank,
+    )
 
 
-def _agreement(place: Place, other: Request) -> Nearest:
+def _agreed_tokens(place: Place, other: Request) -> int:
     mine, theirs = place.request.record.token_ids, other.record.token_ids
     agreed = place.entry * place.size
-    if not mine or not theirs:
-        return Nearest(other, agreed, False)
-    return Nearest(other, max(agreed, common(mine, theirs, start=agreed)), True)
+    return common(mine, theirs, start=agreed) if mine and theirs else agreed
 
 
 def common(one: Sequence[int], other: Sequence[int], *, start: int = 0) -> int:

@@ -42,7 +42,7 @@ def _kept(ledger: Ledger, layout: Layout, group: SpecGroup, request: Request) ->
     """Of the requests that share this prefix, what the group has in the cache."""
     mine = _positions(ledger, layout, group, request)
     kept = f"kept of this prefix: {_listed(group, mine)}"
-    donor = _donor(ledger, layout, request)
+    donor = _donor(ledger, request)
     if donor is not None and donor is not request:
         theirs = _positions(ledger, layout, group, donor)
         kept += f"; of #{donor.number} {donor.external_id}: {_listed(group, theirs)}"
@@ -75,13 +75,12 @@ def _positions(ledger: Ledger, layout: Layout, group: SpecGroup, request: Reques
     return found
 
 
-def _donor(ledger: Ledger, layout: Layout, request: Request) -> Request | None:
-    """The earliest request that shares most blocks."""
-    del layout
+def _donor(ledger: Ledger, request: Request) -> Request | None:
+    """The latest other request that shares most blocks."""
     best = None
     for one in request.block_hashes:
-        sharers = [other for other in ledger.sharers(one) if other is not request]
-        if not sharers:
+        sharer = next((other for other in ledger.sharers(one) if other is not request), None)
+        if sharer is None:
             break
-        best = sharers[0]
+        best = sharer
     return best

@@ -92,10 +92,14 @@ class Ledger:
         """How this hash left the cache; None: it is there, never was, or was forgotten."""
         return None if key in self._cached else self._gone.get(key)
 
-    def sharers(self, block_hash: str) -> list[Request]:
-        """Known requests that have this block and ever ran, in the order of arrival."""
-        having = self._sharers.get(block_hash, ())
-        return [self.known[one] for one in having if one in self.admitted]
+    def sharers(self, block_hash: str) -> Iterator[Request]:
+        """Known requests that have this block and ever ran, the latest first."""
+        having = self._sharers.get(block_hash, {})
+        return (self.known[one] for one in reversed(having) if one in self.admitted)
+
+    def ran(self) -> Iterator[Request]:
+        """Known requests that ever ran, the latest first."""
+        return (self.known[one] for one in reversed(self.known) if one in self.admitted)
 
     def was_seen(self, block_hash: str) -> bool:
         """Some request that ran has this block, or some group has or had it in the cache."""

@@ -19,7 +19,7 @@ FINDINGS = {
     "caching-off": "prefix caching is off",
     "unit-longer-than-prompts": "the usual prompt is shorter than one unit",
     "block-does-not-divide": "a block of attention does not divide the block of states",
-    "large-unit": "the least common multiple of the blocks makes a large unit",
+    "large-unit": "hits come in large units",
     "speculative-drop": "speculative decoding drops a unit from each hit",
     "sparse-retention": "windows and states are kept at the end of prompts only",
 }

@@ -38,6 +38,9 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     lora: str | Adapter | None = None
     max_tokens: int = 1
+    arrival_step: int | None = None  # before this step; else when all before it have ended
+    abort_step: int | None = None  # its client goes away after this step
+    skip_reading_prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class AskedPrompt:
     cache_salt: str | None
     adapter: Adapter | None
     max_tokens: int
+    arrival_step: int | None
+    abort_step: int | None
+    skip_reading_prefix_cache: bool
 
 
 def read_asked(lines: Iterable[bytes], *, name: str) -> Iterator[AskedPrompt]:
@@ -87,6 +93,9 @@ def _asked(line: PromptLine, where: str, name: str) -> AskedPrompt:
         raise BadInputError(f"{where}: token id {min(ids)} is negative; ids start at 0")
     if line.max_tokens < 1:
         raise BadInputError(f"{where}: max_tokens is {line.max_tokens}; the least is 1")
+    for step in (line.arrival_step, line.abort_step):
+        if step is not None and step < 0:
+            raise BadInputError(f"{where}: step {step} is negative; steps start at 0")
     for item in line.media:
         if item.offset < 0 or item.length < 1 or not item.hash:
             raise BadInputError(
@@ -107,4 +116,7 @@ def _asked(line: PromptLine, where: str, name: str) -> AskedPrompt:
         line.cache_salt,
         adapter,
         line.max_tokens,
+        line.arrival_step,
+        line.abort_step,
+        line.skip_reading_prefix_cache,
     )

@@ -40,8 +40,8 @@ def explain_request(
         if one.number == name.number and one.request_id == name.request_id
     ]
     sections: list[Section] = []
-    for one in mine:
-        sections += _sections(one)
+    for number, one in enumerate(mine):
+        sections += _sections(one, sentence(one) if number else "")
     title = sentence(mine[0]) if mine else f"#{name.number} {name.external_id}: not in the steps"
     result = {**(subject or {"run": str(run.folder)}), "requests": [data_of(one) for one in mine]}
     if with_chain:
@@ -170,7 +170,7 @@ def _table(title: str, rows: Iterable[Explanation]) -> Table:
     )
 
 
-def _sections(one: Explanation) -> list[Section]:
+def _sections(one: Explanation, title: str) -> list[Section]:
     facts: dict[str, Cell] = {"reason": one.reason.name}
     if one.step is not None:
         facts["step"] = one.step
@@ -185,7 +185,7 @@ def _sections(one: Explanation) -> list[Section]:
             donor = f"#{one.donor.request} {one.donor.name}".rstrip()
             cached = f"cached at step {one.donor.step} by {donor}"
             facts["last block hit"] = f"block id {one.donor.block}, {cached}"
-    sections: list[Section] = [Facts(sentence(one) if one.resumed else "", facts)]
+    sections: list[Section] = [Facts(title, facts)]
     if one.reason.evidence:
         sections.append(Lines("Evidence", list(one.reason.evidence)))
     if one.following is not None:

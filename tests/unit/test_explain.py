@@ -349,6 +349,15 @@ def test_another_image_or_the_same_at_another_place(
     assert (one.reason.name, one.reason.detail) == (name, detail)
 
 
+def test_other_prompt_embeddings(tmp_path: Path) -> None:
+    keys = [[(1, [f"embeds:{one}"])] for one in ("0a", "0b")]
+    one = follower(donor(extra_keys=keys[0]), tmp_path, 4, extra_keys=keys[1])
+    assert (one.reason.name, one.reason.detail) == (
+        "embeds-differ",
+        "the prompt embeddings of block 1 (tokens 4 .. 7) differ from those of #0 a",
+    )
+
+
 def test_a_reset(tmp_path: Path) -> None:
     recording = donor()
     recording.after(CacheReset(True))

@@ -129,6 +129,7 @@ def test_prompts_have_names_media_salts_and_adapters() -> None:
         ('{"prompt": ""}', "p:1: the prompt is empty"),
         ('{"prompt_token_ids": [-1]}', "p:1: token id -1 is negative"),
         ('{"prompt": "a", "max_tokens": 0}', "p:1: max_tokens is 0; the least is 1"),
+        ('{"prompt": "a", "arrival_step": -1}', "p:1: step -1 is negative; steps start at 0"),
         ('{"prompt": "a", "images": ["b.png"]}', "without an engine images go by hash: media"),
         (
             '{"prompt": "a", "media": [{"hash": "", "offset": 0, "length": 1}]}',

@@ -1,5 +1,6 @@
 """Prompts of a file through vLLM's own hasher and block pool, one after another, into a run."""
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,14 @@ def record_prompts(
             "the prompts are text; name a model folder with --tokenizer, or give prompt_token_ids"
         )
     ids: dict[tuple[str, str], int] = {}
-    with tracing(folder, Recording(token_ids=True)):
-        scheduler = PoolScheduler(plan)
-        for one, tokens in zip(asked, _tokens(asked, tokenizer), strict=True):
-            adapter = one.adapter
-            number = 1
-            if adapter is not None:
-                number = ids.setdefault((adapter.name, adapter.path), len(ids) + 1)
-            request = PoolRequest(
+    requests = []
+    for one, tokens in zip(asked, _tokens(asked, tokenizer), strict=True):
+        adapter = one.adapter
+        number = 1
+        if adapter is not None:
+            number = ids.setdefault((adapter.name, adapter.path), len(ids) + 1)
+        requests.append(
+            PoolRequest(
                 one.name,
                 tokens,
                 max_tokens=one.max_tokens,
@@ -62,12 +63,34 @@ def record_prompts(
                 media=tuple(
                     Media(item.modality, item.hash, item.offset, item.length) for item in one.media
                 ),
+                skip_reading_prefix_cache=one.skip_reading_prefix_cache,
             )
+        )
+    with tracing(folder, Recording(token_ids=True)):
+        _drive(PoolScheduler(plan), asked, requests)
+
+
+def _drive(scheduler: PoolScheduler, asked: Sequence[Any], requests: Sequence[PoolRequest]) -> None:
+    """In the order of the file: at their arrival step, or when all before them have ended."""
+    waiting = deque(zip(asked, requests, strict=True))
+    aborts = {one.name: one.abort_step for one in asked if one.abort_step is not None}
+    step = 0
+    while waiting or scheduler.is_busy:
+        while waiting:
+            one, request = waiting[0]
+            arrives = one.arrival_step is not None and one.arrival_step <= step
+            if scheduler.is_busy and not arrives:
+                break
+            waiting.popleft()
             try:
                 scheduler.add(request)
             except ValueError as error:
                 raise BadInputError(f"vLLM refuses {one.name}: {first_line(error)}") from error
-            scheduler.run()
+        scheduler.step()
+        for name in [name for name, last in aborts.items() if last <= step]:
+            scheduler.abort(name)
+            del aborts[name]
+        step += 1
 
 
 def _tokens(asked: Sequence[Any], name: str | None) -> list[list[int]]:

@@ -76,6 +76,7 @@ class PoolScheduler:
     plan: PoolPlan
     _scheduler: Any = None
     _hasher: Any = None
+    _idle: int = 0  # steps without a token
 
     def __post_init__(self) -> None:
         """EngineMissingError: no vLLM here. UsageError: vLLM refuses the plan."""
@@ -126,7 +127,10 @@ class PoolScheduler:
         self._scheduler.add_request(self._request(one))
 
     def step(self) -> int:
-        """Schedule once and pretend to compute; the tokens that were scheduled."""
+        """Schedule once and pretend to compute; the tokens that were scheduled.
+
+        BadInputError: a request waits that can never run.
+        """
         from vllm.v1.outputs import ModelRunnerOutput
 
         output = self._scheduler.schedule()
@@ -141,19 +145,24 @@ class PoolScheduler:
             sampled_token_ids=sampled,
         )
         self._scheduler.update_from_output(output, ran)
-        return int(output.total_num_scheduled_tokens)
+        tokens = int(output.total_num_scheduled_tokens)
+        self._idle = 0 if tokens or not self.is_busy else self._idle + 1
+        if self._idle > MAX_STEPS_WITHOUT_TOKENS:
+            raise BadInputError(
+                f"vLLM cannot run a request in {self.plan.num_blocks} blocks; "
+                "give a larger --num-gpu-blocks"
+            )
+        return tokens
+
+    @property
+    def is_busy(self) -> bool:
+        """A request waits or runs."""
+        return bool(self._scheduler.has_unfinished_requests())
 
     def run(self) -> None:
         """Until every request has ended. BadInputError: one can never run."""
-        idle = 0
-        while self._scheduler.has_unfinished_requests():
-            idle = 0 if self.step() else idle + 1
-            if idle > MAX_STEPS_WITHOUT_TOKENS:
-                raise BadInputError(
-                    f"vLLM cannot run a request in {self.plan.num_blocks} blocks; "
-                    "give a larger --num-gpu-blocks"
-                )
-        self.step()  # tells the pool of what has ended
+        while self.is_busy:
+            self.step()
 
     def abort(self, name: str) -> None:
         """The client of this request goes away."""
