@@ -30,6 +30,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "show": CommandEntry(
         "omnicache_cli.cli.show:show", "Show a recorded run: its steps, requests and blocks."
     ),
+    "explain": CommandEntry(
+        "omnicache_cli.cli.explain:explain",
+        "Explain why each prefix hit ended where it did, with the evidence.",
+    ),
     "verify": CommandEntry(
         "omnicache_cli.cli.verify:verify",
         "Verify that a tensor prefix cache gives back what a run without a cache computes.",

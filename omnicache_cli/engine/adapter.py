@@ -25,7 +25,7 @@ def short_hash(block_hash: bytes) -> str:
     return block_hash[-HASH_BYTES:].hex()
 
 
-def cache_group(group: Any) -> CacheGroup:
+def cache_group(group: Any, *, is_eagle_group: bool = False) -> CacheGroup:
     """One vLLM KVCacheGroupSpec."""
     spec = group.kv_cache_spec
     dtype = getattr(spec, "dtype", None)  # mamba has dtypes, uniform-type groups one per layer
@@ -42,6 +42,7 @@ def cache_group(group: Any) -> CacheGroup:
         head_size=getattr(spec, "head_size", None),
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         prefix_cacheable=bool(spec.prefix_cacheable),
+        is_eagle_group=is_eagle_group,
     )
 
 
@@ -54,6 +55,7 @@ def engine_source(
     config = scheduler.vllm_config
     kv_cache = scheduler.kv_cache_config
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
+    eagle = scheduler.kv_cache_manager.coordinator.eagle_group_ids
     return EngineSource(
         source=source,
         engine=engine,
@@ -63,7 +65,10 @@ def engine_source(
         block_size=int(scheduler.block_size),
         hash_block_size=int(scheduler.hash_block_size),
         enable_prefix_caching=bool(scheduler.kv_cache_manager.enable_caching),
-        groups=[cache_group(group) for group in kv_cache.kv_cache_groups],
+        groups=[
+            cache_group(group, is_eagle_group=number in eagle)
+            for number, group in enumerate(kv_cache.kv_cache_groups)
+        ],
         kv_cache_tensors=[
             {"size": int(tensor.size), "layers": list(tensor.layers)}
             for tensor in kv_cache.kv_cache_tensors

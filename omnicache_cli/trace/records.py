@@ -84,6 +84,7 @@ class CacheGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     head_size: int | None = None
     dtype: str | None = None
     prefix_cacheable: bool = True
+    is_eagle_group: bool = False  # a hit drops its last matched unit: EAGLE/MTP computes it again
 
 
 class EngineSource(Record, frozen=True, tag="engine"):

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from omnicache_cli.engine.tracing import tracing
+from omnicache_cli.prefix.explain import Explanation, explain_run
 from omnicache_cli.trace.invariants import InvariantChecker
 from omnicache_cli.trace.records import CacheReset
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
 from omnicache_cli.trace.summary import Summary, summarize
 from tests.engine.test_trace_command import SMALL, omnicache
+from tests.engine.test_why_did_it_miss import shown
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
@@ -40,6 +42,10 @@ class Ran:
         checker = InvariantChecker()
         self.summary: Summary = summarize(Run(folder), checker=checker)
         assert (self.summary.broken_invariants, self.summary.probe_errors) == (0, {})
+        self.explained: dict[str, Explanation] = {}
+        for one in explain_run(Run(folder), None):
+            assert one.predicted_tokens == one.hit_tokens, one
+            self.explained.setdefault(one.external_id, one)
 
     @property
     def hits(self) -> dict[str, int]:
@@ -73,7 +79,10 @@ class Ran:
 
 @pytest.fixture
 def run_command(
-    tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[[str], Ran]:
     """Runs a command of the page, in this process, where a reader would."""
     for kind, model in tiny_models.items():
@@ -87,9 +96,19 @@ def run_command(
             lines = io.BytesIO(Path(stdin).read_bytes())
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines))
         assert omnicache(*shlex.split(command)[1:], "--quiet") == 0
+        check_page(name, tmp_path / f"run-{name}", capsys)
         return Ran(tmp_path / f"run-{name}")
 
     return run
+
+
+def check_page(name: str, run: Path, capture: Any) -> None:
+    """What docs/why-did-it-miss.md says of this run is what `explain` says of it."""
+    capture.readouterr()
+    for command, output in shown(f"run-{name}"):
+        options = shlex.split(command)[3:]
+        assert omnicache("explain", run, *options, "--quiet") == 0
+        assert capture.readouterr().out == output
 
 
 def tables(step: Step, name: str) -> list[list[int]]:
@@ -214,6 +233,7 @@ def test_reset(tiny_text_model: Path, tmp_path: Path, capfd: pytest.CaptureFixtu
     assert [(n, one) for n, one in events if isinstance(one, CacheReset)] == [(7, CacheReset(True))]
     said = [line for line in capfd.readouterr().out.splitlines() if line.endswith("tokens hit")]
     assert said == ["0 of 150 tokens hit", "128 of 150 tokens hit"] * 2
+    check_page("reset", tmp_path / "run", capfd)
 
 
 def module_of(path: Path) -> ModuleType:
@@ -237,7 +257,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """Runs a script whose engine forks its processes: they need not import vLLM again."""
 
 
-def test_streaming(tiny_text_model: Path, tmp_path: Path) -> None:
+def test_streaming(
+    tiny_text_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert COMMANDS["streaming"].endswith("-- python examples/streaming_input.py tiny-text")
     run = tmp_path / "run"
     script = [sys.executable, "-c", FORKED, EXAMPLES / "streaming_input.py", tiny_text_model]
@@ -255,6 +277,7 @@ def test_streaming(tiny_text_model: Path, tmp_path: Path) -> None:
     assert (ran.summary.queried_tokens, ran.summary.external_tokens) == (49, 0)
     parts = [one.session_prompt_tokens for step in ran.steps for one in step.record.admitted]
     assert parts == [None, 69, 86]
+    check_page("streaming", run, capsys)
 
 
 def test_every_command_of_the_page_has_a_test() -> None:

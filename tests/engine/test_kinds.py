@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnicache_cli.engine.launch import Engine, EngineOptions
+from omnicache_cli.prefix.explain import explain_run
 from omnicache_cli.trace.invariants import ONLY_WHERE_ASKED, InvariantChecker
 from omnicache_cli.trace.invariants.violation import NO_SLOTS
 from omnicache_cli.trace.run import Run
@@ -75,6 +76,14 @@ def test_hit_tokens_of_each_request_equal_what_vllm_reports_to_the_client(traced
     }
     reported = {outcome.request_id: outcome.num_cached_tokens for outcome in traced.outcomes}
     assert recorded == reported
+
+
+def test_explain_gives_vllms_own_hit_for_every_request(traced: Traced) -> None:
+    lookups = list(explain_run(Run(traced.folder), None))
+    assert [one.predicted_tokens for one in lookups] == [one.hit_tokens for one in lookups]
+    first = {one.external_id: one.hit_tokens or 0 for one in lookups if not one.resumed}
+    assert first == {one.request_id: one.num_cached_tokens for one in traced.outcomes}
+    assert "unknown" not in {one.reason.name for one in lookups}
 
 
 def test_all_invariants_hold_and_were_checked_where_the_engine_has_what_they_need(

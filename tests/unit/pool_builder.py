@@ -78,7 +78,9 @@ def shared_prefix() -> PoolRecording:
     recording.ends(a, 3)
     recording.step({b: 1})
     recording.ends(b, 4, 2, 1)
-    c = recording.arrive("c", 24, cache_salt="5a17")
+    c = recording.arrive(
+        "c", 24, cache_salt="5a17", block_hashes=[f"c{index}" for index in range(6)]
+    )
     evicted = Evicted(2, 0, "a1", a, c)
     recording.step({c: 24}, admit={c: Admit([[4, 3, 5, 6, 7, 2]])}, events=[evicted])
     recording.ends(c, 2, 7, 6, 5, 3, 4)

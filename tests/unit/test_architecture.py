@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "engine": {"trace", "verify", "tensor_cache"},
     "trace": ANALYSIS,
     "verify": ANALYSIS | {"trace"},  # its prompts
-    "prefix": ANALYSIS,
+    "prefix": ANALYSIS | {"trace"},  # records and reader
     "kv_size": ANALYSIS,
     "simulate": ANALYSIS,
     "profile": ANALYSIS,

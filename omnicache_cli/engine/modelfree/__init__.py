@@ -1,0 +1,1 @@
+"""vLLM's own scheduler, block pool and hasher, with no model behind them."""
