@@ -21,9 +21,9 @@ MAX_CANDIDATES = 1024
 MAX_EQUALS = 64
 """Of those that agree in as many tokens, the latest whose block is looked at."""
 
-NO_TOKEN_IDS = "which token differs is not recorded; trace with --token-ids"
-NO_SHARED_TOKENS = "how many tokens it shares is not recorded; trace with --token-ids"
-TOKENS_TOO = "whether tokens differ too is not recorded; trace with --token-ids"
+NO_TOKEN_IDS = "which token differs is not recorded; trace with --with-token-ids"
+NO_SHARED_TOKENS = "how many tokens it shares is not recorded; trace with --with-token-ids"
+TOKENS_TOO = "whether tokens differ too is not recorded; trace with --with-token-ids"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def test_x1_without_token_ids_it_is_a_block_that_differs(tmp_path: Path) -> None
 
     assert told(found, "b")[:2] == (0, "nothing-shared")
     assert found["b"].reason.evidence == (
-        "how many tokens it shares is not recorded; trace with --token-ids",
+        "how many tokens it shares is not recorded; trace with --with-token-ids",
     )
 
 

@@ -259,7 +259,7 @@ def test_the_first_differing_block_and_token(
     told = (
         "token 5 is 9 here and 6 there"
         if mine
-        else "which token differs is not recorded; trace with --token-ids"
+        else "which token differs is not recorded; trace with --with-token-ids"
     )
     assert list(one.reason.evidence) == [*evidence, told]
 
