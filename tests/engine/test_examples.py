@@ -82,7 +82,7 @@ def run_command(
     tiny_models: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],  # an engine wants a stdout with a file descriptor
 ) -> Callable[[str], Ran]:
     """Runs a command of the page, in this process, where a reader would."""
     for kind, model in tiny_models.items():
@@ -96,7 +96,7 @@ def run_command(
             lines = io.BytesIO(Path(stdin).read_bytes())
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines))
         assert omnicache(*shlex.split(command)[1:], "--quiet") == 0
-        check_page(name, tmp_path / f"run-{name}", capsys)
+        check_page(name, tmp_path / f"run-{name}", capfd)
         return Ran(tmp_path / f"run-{name}")
 
     return run
