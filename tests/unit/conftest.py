@@ -3,9 +3,13 @@
 import sys
 
 import pytest
+from hypothesis import settings
 
 from omnicache_cli.cli.main import exit_code_of_run
 from tests.unit.showing import Ran, Show
+
+settings.register_profile("unit", deadline=None)  # a deadline says how busy the machine is
+settings.load_profile("unit")
 
 
 @pytest.fixture
