@@ -464,6 +464,7 @@ def test_a_session_that_replaces_a_token_caches_its_block_under_a_stale_hash(
         (8, "session", "hash of block 1, entry 0 of the request")
     ]
     assert checker.coverage[8].checked == 2
+    assert summarize(Run(tmp_path / "run")).num_arrived == 1  # its last word is no new request
 
 
 def test_vllm_omni_takes_part_when_its_plugin_is_named(traced: Traced) -> None:

@@ -97,9 +97,11 @@ def last_of_process(original: Method) -> Method:
 def add_request(original: Method) -> Method:
     @functools.wraps(original)
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, request, *args, **kwargs)
         probe: SchedulerProbe | None = probe_of(self)
-        if probe is not None:
+        # A session's last word ends it in here: afterwards it would look like a new request.
+        goes_on = probe is not None and probe.is_live(request.request_id)
+        result = original(self, request, *args, **kwargs)
+        if probe is not None and not goes_on:
             with guarded(probe.recorder, "Scheduler.add_request"):
                 probe.add_request(request)
         return result

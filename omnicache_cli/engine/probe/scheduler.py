@@ -68,9 +68,11 @@ class SchedulerProbe:
 
     # -- requests -----------------------------------------------------------------------------
 
+    def is_live(self, request_id: str) -> bool:
+        """The request is there already: what comes is the next part of a streaming session."""
+        return request_id in self._numbers
+
     def add_request(self, request: Any) -> None:
-        if request.request_id in self._numbers:  # a streaming session's next chunk
-            return
         self._restate_after_loss()
         self._numbers[request.request_id] = self._next_number
         self._next_number += 1
