@@ -80,6 +80,6 @@ class Verification:
     def verdict(self) -> Verdict:
         """The worst; nothing-verified where a scenario shows no hit, or none was run."""
         order = list(Verdict)
-        if not self.hit_tokens and all(one.verdict is Verdict.EQUAL for one in self.pairs):
+        if not self.hit_tokens and all(one.verdict is not Verdict.CORRUPTION for one in self.pairs):
             return Verdict.NOTHING
         return max((one.verdict for one in self.pairs), key=order.index, default=Verdict.NOTHING)

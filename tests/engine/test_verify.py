@@ -1,12 +1,14 @@
 """`verify` on real engines: both caches, text and images, a planted fault, what is refused."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.engine.launch import EngineOptions
 from omnicache_cli.errors import BadInputError, UsageError
 from omnicache_cli.verify.faults import Fault
@@ -148,12 +150,12 @@ def test_wrong_kv_under_a_hit_is_corruption_after_the_hit(
 
     original = EngineSession.with_cache
 
-    def damaging(self: EngineSession, prompts: Any, max_tokens: int) -> Any:
+    def damaging(self: EngineSession, prompts: Any, max_tokens: int, how: Any) -> Any:
         if "hit-0" in prompts:
             runner = self._warm.model_runner
             for cache in runner.kv_caches:
                 cache[:] = cache.roll(1, 0)
-        return original(self, prompts, max_tokens)
+        return original(self, prompts, max_tokens, how)
 
     monkeypatch.setattr(EngineSession, "with_cache", damaging)
     result = verified(tiny_text_model, ARGS, "repeat")
@@ -182,7 +184,10 @@ def test_what_cannot_be_verified_is_refused_before_an_engine_starts(
 
 
 def test_the_command_end_to_end(
-    tiny_text_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_text_model: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base = ["verify", tiny_text_model, "--block-size", "32", "--max-model-len", "1024"]
     base += ["--num-gpu-blocks-override", "130", "--quiet", "--scenario", "repeat", "--prompts"]
@@ -202,7 +207,8 @@ def test_the_command_end_to_end(
     short.write_text(json.dumps({"prompt_token_ids": [10, 11, 12]}) + "\n")
     capfd.readouterr()
     base[base.index("repeat")] = "prompts"
-    assert omnicache(*base, short) == 3
+    monkeypatch.setattr(sys, "argv", ["omnicache", *map(str, base), str(short)])
+    assert exit_code_of_run() == 3
     printed = capfd.readouterr().out
     assert printed.splitlines()[-1].startswith("verify: nothing-verified: 0 hit tokens in 0 blocks")
     assert "prompts, hit-0: its prompt fills no block and leaves a token to compute" in printed
