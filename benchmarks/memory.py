@@ -26,7 +26,8 @@ def resident_mb() -> float:
 
 
 def serve(model: Path, num_steps: int, run: Path | None) -> dict[str, Any]:
-    from omnicache_cli.engine.launch import Engine, EngineOptions
+    from omnicache_cli.engine.launch import Engine
+    from omnicache_cli.engine.options import EngineOptions
     from omnicache_cli.engine.tracing import tracing
     from omnicache_cli.trace.workload import Prompt, Workload
 
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     num_steps = parser.parse_args().steps
 
-    from omnicache_cli.engine.launch import prepare_environment
+    from omnicache_cli.engine.options import prepare_environment
 
     prepare_environment(engine_process=False)
     from omnicache_cli.engine.tiny_models import build_tiny_model

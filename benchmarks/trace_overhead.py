@@ -89,7 +89,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8, help="blocks of each condition")
     turns = parser.parse_args().turns
 
-    from omnicache_cli.engine.launch import Engine, EngineOptions, prepare_environment
+    from omnicache_cli.engine.launch import Engine
+    from omnicache_cli.engine.options import EngineOptions, prepare_environment
 
     prepare_environment(engine_process=False)
     from omnicache_cli.engine.probe import recorder

@@ -74,7 +74,7 @@ def demo(
 
     Example: omnicache demo --keep demo
     """
-    from omnicache_cli.engine.launch import prepare_environment
+    from omnicache_cli.engine.options import prepare_environment
     from omnicache_cli.engine.tiny_images import write_test_image
     from omnicache_cli.engine.tiny_models import build_tiny_model
 
@@ -94,7 +94,7 @@ def demo(
 
 def _perform(act: Act, folder: Path, picture: Path, *, force: bool, quiet: bool) -> None:
     """Record one act, show its rounds and check every step."""
-    from omnicache_cli.engine.launch import EngineOptions
+    from omnicache_cli.engine.options import EngineOptions
     from omnicache_cli.engine.tracing import trace_workload
     from omnicache_cli.trace.invariants import InvariantChecker
     from omnicache_cli.trace.run import Run
@@ -127,7 +127,7 @@ def _perform(act: Act, folder: Path, picture: Path, *, force: bool, quiet: bool)
 
 def _verify(model: Path, *, quiet: bool) -> None:
     """Each tensor cache that is installed, on every scenario."""
-    from omnicache_cli.engine.launch import EngineOptions
+    from omnicache_cli.engine.options import EngineOptions
     from omnicache_cli.engine.verify.session import CACHES, EngineSession, SessionOptions
     from omnicache_cli.verify.report import EXIT_CODES, summary_line
     from omnicache_cli.verify.run import verify

@@ -9,7 +9,7 @@ from omnicache_cli.errors import UsageError
 def engine_args(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Those of `names` that were given, and the KEY=VALUE pairs of `engine`. UsageError: a pair is
     none, or says again what was said."""
-    from omnicache_cli.engine.launch import parse_engine_value
+    from omnicache_cli.engine.options import parse_engine_value
 
     args = {name: given[name] for name in names if given[name] is not None}
     for pair in given["engine"] or []:

@@ -179,7 +179,7 @@ def show_lint(
     *,
     quiet: bool,
 ) -> None:
-    from omnicache_cli.engine.launch import vllm_version
+    from omnicache_cli.engine.options import vllm_version
     from omnicache_cli.prefix.lint import lint_report
 
     report, found = lint_report(subject, facts, vllm_version=vllm_version())
@@ -222,13 +222,18 @@ def model_facts(model: str, args: dict[str, Any]) -> "dict[str, LintFacts]":
     """By engine: one without a name."""
     from dataclasses import asdict
 
-    from omnicache_cli.engine import launch
     from omnicache_cli.engine.modelfree.lint import config_facts
+    from omnicache_cli.engine.options import (
+        EngineOptions,
+        check_engine_args,
+        check_model,
+        prepare_environment,
+    )
     from omnicache_cli.prefix.lint import LintFacts
 
-    launch.prepare_environment(engine_process=False)
-    options = launch.EngineOptions(launch.check_model(model), args)
-    launch.check_engine_args(options)
+    prepare_environment(engine_process=False)
+    options = EngineOptions(check_model(model), args)
+    check_engine_args(options)
     return {"": LintFacts(**asdict(config_facts(options)))}
 
 

@@ -206,7 +206,7 @@ def _check_surroundings() -> None:
 
 def _trace_model(context: typer.Context, folder: Path) -> int:
     """Send the workload to an engine of our own; the number of records that were lost."""
-    from omnicache_cli.engine import launch
+    from omnicache_cli.engine.options import EngineOptions, check_model
     from omnicache_cli.engine.tracing import trace_workload
 
     given = context.params
@@ -217,9 +217,7 @@ def _trace_model(context: typer.Context, folder: Path) -> int:
         )
     sent = read_workload(given["prompt"] or [], given["prompts"])
     args = engine_args(given, ENGINE_PARAMETERS)
-    options = launch.EngineOptions(
-        launch.check_model(given["model"]), args, given["engine_process"]
-    )
+    options = EngineOptions(check_model(given["model"]), args, given["engine_process"])
     workload = Workload(
         sent, given["rounds"], given["concurrency"], given["max_tokens"], given["ignore_eos"]
     )

@@ -120,18 +120,22 @@ def verify(
         termination_as_interrupt(),
         request_progress(total, quiet=quiet, noun="scenarios", doing="verifying") as advance,
     ):
-        from omnicache_cli.engine import launch
+        from omnicache_cli.engine.options import (
+            EngineOptions,
+            check_engine_args,
+            check_model,
+            prepare_environment,
+            vllm_version,
+        )
         from omnicache_cli.engine.verify.session import EngineSession, SessionOptions
         from omnicache_cli.verify.judge import Tolerance
         from omnicache_cli.verify.report import EXIT_CODES, summary_line, verify_report
         from omnicache_cli.verify.run import verify as run_and_judge
         from omnicache_cli.verify.scenarios import choose
 
-        launch.prepare_environment(engine_process=False)
-        args = launch.EngineOptions(
-            launch.check_model(model), engine_args(context.params, ENGINE_PARAMETERS)
-        )
-        launch.check_engine_args(args)
+        prepare_environment(engine_process=False)
+        args = EngineOptions(check_model(model), engine_args(context.params, ENGINE_PARAMETERS))
+        check_engine_args(args)
         options = SessionOptions(cache, baseline, wanted_layers)
         with EngineSession(args, options) as session:
             for line in [] if quiet else session.notes:
@@ -144,7 +148,7 @@ def verify(
         facts["tolerance"] = f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
     if save is not None:
         save_failures(result, save, quiet=quiet)
-    report = verify_report(result, facts, vllm_version=launch.vllm_version())
+    report = verify_report(result, facts, vllm_version=vllm_version())
     deliver(render(report, format, output), output, quiet=quiet)
     if output is not None:
         note(summary_line(result))

@@ -6,12 +6,8 @@ engine-process layout the engine core and its workers are children, as behind an
 """
 
 import contextlib
-import dataclasses
-import difflib
-import logging
 import os
 import shutil
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -20,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from omnicache_cli.errors import BadInputError, EngineFailedError, EngineMissingError, UsageError
+from omnicache_cli.engine.media import read_audio, read_image
+from omnicache_cli.engine.options import EngineOptions, engine_args_class, first_line, hint
+from omnicache_cli.errors import BadInputError, EngineFailedError, UsageError
 from omnicache_cli.trace.manifest import request_name
 from omnicache_cli.trace.workload import Lora, Prompt, Workload
 
@@ -36,15 +32,6 @@ _MEMORY_ARGS = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What the engine is started with."""
-
-    model: str
-    args: Mapping[str, Any]  # further EngineArgs fields by vLLM's names
-    engine_process: bool = False  # engine core and workers in children
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """One finished request."""
 
@@ -53,54 +40,6 @@ class Outcome:
     num_cached_tokens: int
     token_ids: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...] = ()  # per token, where asked for: token -> its own
-
-
-def prepare_environment(*, engine_process: bool, quiet_engine: bool = True) -> None:
-    """Set what vLLM reads when it is imported; what the user has set stays."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if engine_process else "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    if quiet_engine:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-
-
-def check_engine_args(options: EngineOptions) -> None:
-    """UsageError: an argument this vLLM does not know, with the nearest that it does."""
-    known = {field.name for field in dataclasses.fields(_engine_args_class())}
-    for name in options.args:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
-            raise UsageError(f"vLLM has no engine argument {name!r}; {hint}")
-
-
-def engine_config(options: EngineOptions) -> Any:
-    """The VllmConfig that these options lead to, without an engine. EngineFailedError: none."""
-    try:
-        return _engine_args_class()(model=options.model, **options.args).create_engine_config()
-    except Exception as error:
-        raise EngineFailedError(f"vLLM did not start: {first_line(error)}{_hint(error)}") from error
-
-
-def check_model(model: str) -> str:
-    """A folder with a config.json, or a hub id. BadInputError: it looks like a path, not there."""
-    try:
-        path = Path(model).expanduser()
-    except RuntimeError as error:
-        raise BadInputError(f"cannot read the model path {model}: {error}") from error
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise BadInputError(f"{path} holds no config.json; name the folder of a model")
-        return str(path)
-    looks_like_path = model.startswith((".", "~", "/")) or model.count("/") != 1
-    if path.exists() or looks_like_path:
-        raise BadInputError(
-            f"no model folder {model}; make a tiny one: omnicache tiny-model text tiny"
-        )
-    return model
 
 
 def check_workload(options: EngineOptions, workload: Workload) -> None:
@@ -117,7 +56,7 @@ class Engine:
 
     def __init__(self, options: EngineOptions) -> None:
         """EngineMissingError: vLLM is not installed. EngineFailedError: it does not start."""
-        engine_args = _engine_args_class()
+        engine_args = engine_args_class()
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -143,7 +82,7 @@ class Engine:
         except Exception as error:
             self._remove_sockets()
             raise EngineFailedError(
-                f"vLLM did not start: {first_line(error)}{_hint(error)}"
+                f"vLLM did not start: {first_line(error)}{hint(error)}"
             ) from error
         if options.engine_process:
             watch = threading.Thread(
@@ -299,9 +238,9 @@ class Engine:
             if prompt.token_ids is None
             else {"prompt_token_ids": prompt.token_ids}
         )
-        media = {"image": [_image(one) for one in prompt.images]} if prompt.images else {}
+        media = {"image": [read_image(one) for one in prompt.images]} if prompt.images else {}
         if prompt.audio:
-            media["audio"] = [_audio(one) for one in prompt.audio]
+            media["audio"] = [read_audio(one) for one in prompt.audio]
         if media:
             request["multi_modal_data"] = media
         if prompt.cache_salt is not None:
@@ -353,13 +292,6 @@ class Engine:
         return self._loras[lora]
 
 
-def _hint(error: BaseException) -> str:
-    """What to do about an error of vLLM's that does not say it."""
-    if "No common block size" in str(error):  # the attention kernel of a CPU takes multiples of 32
-        return " try another --block-size, on a CPU a multiple of 32"
-    return ""
-
-
 def _fail_when_dead(client: Any, closed: threading.Event) -> None:
     """vLLM's client waits for ever for an engine core that was killed: end its wait."""
     from vllm.v1.engine.exceptions import EngineDeadError
@@ -368,75 +300,3 @@ def _fail_when_dead(client: Any, closed: threading.Event) -> None:
         if client.resources.engine_dead:
             client.outputs_queue.put(EngineDeadError())
             return
-
-
-def parse_engine_value(text: str) -> Any:
-    """The VALUE of --engine KEY=VALUE: JSON where it is JSON, else a string."""
-    try:
-        return msgspec.json.decode(text.encode())
-    except (RecursionError, UnicodeEncodeError) as error:
-        raise UsageError(
-            f"the value of --engine {text[:40]!r}… is neither JSON nor plain text ({error})"
-        ) from error
-    except msgspec.DecodeError:
-        return {"True": True, "False": False, "None": None}.get(text, text)
-
-
-def vllm_version() -> str | None:
-    """Version of the vLLM that is loaded in this process."""
-    version = getattr(sys.modules.get("vllm"), "__version__", None)
-    return None if version is None else str(version)
-
-
-def _engine_args_class() -> Any:
-    try:
-        from vllm.engine.arg_utils import EngineArgs
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise EngineMissingError(
-            "vLLM is not installed; pip install 'omnicache-cli[cuda]', or for a CPU see the "
-            "README's installation"
-        ) from error
-    except ImportError as error:
-        raise EngineMissingError(
-            f"vLLM does not import: {first_line(error)}; mend its installation, see the README"
-        ) from error
-    return EngineArgs
-
-
-def _image(path: Path) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise BadInputError(f"cannot read the image {path}: {first_line(error)}") from error
-
-
-def _audio(path: Path) -> Any:
-    """(samples, sampling rate in Hz), mono."""
-    try:
-        import soundfile
-    except ModuleNotFoundError as error:
-        raise EngineMissingError(
-            f"cannot read the audio {path}: soundfile is not installed; pip install soundfile"
-        ) from error
-    try:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (OSError, RuntimeError) as error:
-        raise BadInputError(f"cannot read the audio {path}: {first_line(error)}") from error
-    return samples.mean(axis=1), rate
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error that says something; of a pydantic error its first message."""
-    text = str(error)
-    if hasattr(error, "errors"):  # pydantic counts its errors in the first line
-        with contextlib.suppress(Exception):
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            text = f"{where}: {first['msg']}" if where else first["msg"]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from omnicache_cli import __version__
 from omnicache_cli.engine.environment import Recording, tracing_variables
-from omnicache_cli.engine.launch import (
-    Engine,
+from omnicache_cli.engine.launch import Engine, Outcome, check_workload
+from omnicache_cli.engine.options import (
     EngineOptions,
-    Outcome,
     check_engine_args,
-    check_workload,
     prepare_environment,
     vllm_version,
 )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omnicache_cli.engine.launch import Engine, EngineOptions, Outcome
+from omnicache_cli.engine.launch import Engine, Outcome
+from omnicache_cli.engine.options import EngineOptions
 from omnicache_cli.engine.tracing import tracing
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.workload import Lora, Prompt, Workload

@@ -1,16 +1,19 @@
 """Every kind of cache on a real engine, traced: the promises that `test_trace` has for text."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from omnicache_cli.engine.launch import Engine, EngineOptions
+from omnicache_cli.engine.launch import Engine
+from omnicache_cli.engine.options import EngineOptions
 from omnicache_cli.prefix.explain import explain_run
 from omnicache_cli.trace.invariants import ONLY_WHERE_ASKED, InvariantChecker
 from omnicache_cli.trace.invariants.violation import NO_SLOTS
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import summarize
 from tests.engine.kinds import KINDS, Case, Traced, case, tokens
+from tests.engine.test_trace import damaged
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -112,6 +115,27 @@ def test_every_group_tells_its_own_hit_and_the_shortest_one_counts(traced: Trace
         assert one.hit_tokens <= min(one.group_hit_tokens)
     if several:
         assert any(one.hit_tokens == min(one.group_hit_tokens) > 0 for one in admissions)
+
+
+def test_two_groups_in_one_buffer_break_the_invariant_that_names_it(
+    traced: Traced, tmp_path: Path
+) -> None:
+    def in_one_buffer(record: dict[str, Any]) -> bool:
+        if record["type"] != "forward" or len(record["groups"]) < 2:
+            return False
+        record["shared_buffers"] = [["block_table", 0, 1]]
+        return True
+
+    if len(traced.steps[0].engine.groups) < 2:
+        with pytest.raises(AssertionError, match="no record to damage"):
+            damaged(traced, tmp_path / "damaged", in_one_buffer)
+        return
+    run = Run(damaged(traced, tmp_path / "damaged", in_one_buffer))
+    checker = InvariantChecker()
+    broken = [one for step in run.steps() for one in checker.check(step)]
+    assert [(one.invariant, one.group, one.found) for one in broken] == [
+        (9, 1, "shared with group 0")
+    ]
 
 
 def test_the_run_has_hits_where_the_engine_caches_and_none_where_it_does_not(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from omnicache_cli.engine.launch import Engine, EngineOptions
+from omnicache_cli.engine.launch import Engine
+from omnicache_cli.engine.options import EngineOptions
 from omnicache_cli.engine.tracing import tracing
 from omnicache_cli.trace.pool import CACHED, FREE, IN_USE, SHARED, BlockPool
 from omnicache_cli.trace.records import AnyEvent, CacheReset, Evicted, Finished, Preempted

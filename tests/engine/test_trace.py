@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 
 from omnicache_cli.engine.environment import Recording
-from omnicache_cli.engine.launch import Engine, EngineOptions, Outcome
+from omnicache_cli.engine.launch import Engine, Outcome
+from omnicache_cli.engine.options import EngineOptions
 from omnicache_cli.engine.tracing import trace_workload, tracing
 from omnicache_cli.trace.invariants import ONLY_WHERE_ASKED, InvariantChecker
 from omnicache_cli.trace.records import Evicted, Preempted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omnicache_cli.cli.main import exit_code_of_run
-from omnicache_cli.engine.launch import EngineOptions
+from omnicache_cli.engine.options import EngineOptions
 from omnicache_cli.errors import BadInputError, UsageError
 from omnicache_cli.verify.faults import Fault
 from omnicache_cli.verify.results import Verdict, Verification

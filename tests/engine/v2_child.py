@@ -20,7 +20,8 @@ from unittest.mock import patch
 
 import msgspec
 
-from omnicache_cli.engine.launch import Engine, EngineOptions, Outcome
+from omnicache_cli.engine.launch import Engine, Outcome
+from omnicache_cli.engine.options import EngineOptions
 from omnicache_cli.engine.probe import batch, device, live, live_v2, runner_v2
 from omnicache_cli.engine.tracing import tracing
 from omnicache_cli.trace.workload import Workload

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from omnicache_cli.engine.launch import EngineOptions, engine_config
+from omnicache_cli.engine.options import EngineOptions, engine_config
 
 
 @dataclass(frozen=True, slots=True)

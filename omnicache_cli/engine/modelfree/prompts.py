@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from omnicache_cli.engine.environment import Recording
-from omnicache_cli.engine.launch import first_line, prepare_environment
 from omnicache_cli.engine.modelfree.scheduler import (
     GroupPlan,
     Media,
@@ -14,6 +13,7 @@ from omnicache_cli.engine.modelfree.scheduler import (
     PoolRequest,
     PoolScheduler,
 )
+from omnicache_cli.engine.options import first_line, prepare_environment
 from omnicache_cli.engine.tracing import tracing
 from omnicache_cli.errors import BadInputError, UsageError
 

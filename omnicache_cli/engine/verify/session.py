@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
-from omnicache_cli.engine.launch import Engine, EngineOptions, Outcome, engine_config
+from omnicache_cli.engine.launch import Engine, Outcome
+from omnicache_cli.engine.options import EngineOptions, engine_config
 from omnicache_cli.engine.tiny_images import write_test_image
 from omnicache_cli.engine.verify.builtin import BuiltinCache
 from omnicache_cli.engine.verify.capture import AttachedCache, Capture, layer_paths

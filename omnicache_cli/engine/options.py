@@ -1,0 +1,130 @@
+"""What a vLLM engine is started with: its arguments and the environment, checked before it starts.
+
+Knows no engine: see `launch`.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnicache_cli.errors import BadInputError, EngineFailedError, EngineMissingError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine is started with."""
+
+    model: str
+    args: Mapping[str, Any]  # further EngineArgs fields by vLLM's names
+    engine_process: bool = False  # engine core and workers in children
+
+
+def prepare_environment(*, engine_process: bool, quiet_engine: bool = True) -> None:
+    """Set what vLLM reads when it is imported; what the user has set stays."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if engine_process else "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    if quiet_engine:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+
+
+def check_engine_args(options: EngineOptions) -> None:
+    """UsageError: an argument this vLLM does not know, with the nearest that it does."""
+    known = {field.name for field in dataclasses.fields(engine_args_class())}
+    for name in options.args:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
+            raise UsageError(f"vLLM has no engine argument {name!r}; {hint}")
+
+
+def engine_config(options: EngineOptions) -> Any:
+    """The VllmConfig that these options lead to, without an engine. EngineFailedError: none."""
+    try:
+        return engine_args_class()(model=options.model, **options.args).create_engine_config()
+    except Exception as error:
+        raise EngineFailedError(f"vLLM did not start: {first_line(error)}{hint(error)}") from error
+
+
+def check_model(model: str) -> str:
+    """A folder with a config.json, or a hub id. BadInputError: it looks like a path, not there."""
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError as error:
+        raise BadInputError(f"cannot read the model path {model}: {error}") from error
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BadInputError(f"{path} holds no config.json; name the folder of a model")
+        return str(path)
+    looks_like_path = model.startswith((".", "~", "/")) or model.count("/") != 1
+    if path.exists() or looks_like_path:
+        raise BadInputError(
+            f"no model folder {model}; make a tiny one: omnicache tiny-model text tiny"
+        )
+    return model
+
+
+def parse_engine_value(text: str) -> Any:
+    """The VALUE of --engine KEY=VALUE: JSON where it is JSON, else a string."""
+    try:
+        return msgspec.json.decode(text.encode())
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise UsageError(
+            f"the value of --engine {text[:40]!r}… is neither JSON nor plain text ({error})"
+        ) from error
+    except msgspec.DecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def vllm_version() -> str | None:
+    """Version of the vLLM that is loaded in this process."""
+    version = getattr(sys.modules.get("vllm"), "__version__", None)
+    return None if version is None else str(version)
+
+
+def engine_args_class() -> Any:
+    try:
+        from vllm.engine.arg_utils import EngineArgs
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise EngineMissingError(
+            "vLLM is not installed; pip install 'omnicache-cli[cuda]', or for a CPU see the "
+            "README's installation"
+        ) from error
+    except ImportError as error:
+        raise EngineMissingError(
+            f"vLLM does not import: {first_line(error)}; mend its installation, see the README"
+        ) from error
+    return EngineArgs
+
+
+def hint(error: BaseException) -> str:
+    """What to do about an error of vLLM's that does not say it."""
+    if "No common block size" in str(error):  # the attention kernel of a CPU takes multiples of 32
+        return " try another --block-size, on a CPU a multiple of 32"
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says something; of a pydantic error its first message."""
+    text = str(error)
+    if hasattr(error, "errors"):  # pydantic counts its errors in the first line
+        with contextlib.suppress(Exception):
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            text = f"{where}: {first['msg']}" if where else first["msg"]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
