@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from omnicache_cli.engine.probe.hooks import PROBE_ATTRIBUTE
+from omnicache_cli.engine.probe.wrapping import PROBE_ATTRIBUTE
 
 NUM_REQUESTS = 64
 PROMPT_TOKENS = 64

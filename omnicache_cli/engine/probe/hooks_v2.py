@@ -14,9 +14,11 @@ from omnicache_cli.engine.probe import recorder as recording
 from omnicache_cli.engine.probe.runner_v2 import RunnerV2Probe
 from omnicache_cli.engine.probe.wrapping import (
     PROBE_ATTRIBUTE,
+    Hooks,
     Method,
     Wrap,
     cover,
+    given,
     guarded,
     probe_of,
 )
@@ -29,17 +31,6 @@ class _Running(threading.local):
 
 
 _running = _Running()
-
-_REQUIRED = object()
-
-
-def _given(
-    args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str, default: Any = _REQUIRED
-) -> Any:
-    """An argument of a wrapped method, by position or by name. LookupError: it is not there."""
-    if len(args) > index:
-        return args[index]
-    return kwargs[name] if default is _REQUIRED else kwargs.get(name, default)
 
 
 def runner_init(original: Method) -> Method:
@@ -58,19 +49,19 @@ def runner_init(original: Method) -> Method:
 
 def execute_model(original: Method) -> Method:
     @functools.wraps(original)
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         probe: RunnerV2Probe | None = probe_of(self)
         if (
             probe is None
             or _running.probe is not None
-            or _given(args, kwargs, 1, "dummy_run", default=False)
+            or given(args, kwargs, 2, "dummy_run", default=False)
         ):
-            return original(self, scheduler_output, *args, **kwargs)
+            return original(self, *args, **kwargs)
         with guarded(probe.recorder, "GPUModelRunner.execute_model"):
-            probe.begin(scheduler_output, time.perf_counter_ns())
+            probe.begin(given(args, kwargs, 0, "scheduler_output"), time.perf_counter_ns())
         _running.probe = probe
         try:
-            result = original(self, scheduler_output, *args, **kwargs)
+            result = original(self, *args, **kwargs)
         finally:
             _running.probe = None
         with guarded(probe.recorder, "GPUModelRunner.execute_model"):
@@ -87,7 +78,7 @@ def prepare_inputs(original: Method) -> Method:
         probe = _running.probe
         if probe is not None:
             with guarded(probe.recorder, "GPUModelRunner.prepare_inputs"):
-                probe.descriptor = _given(args, kwargs, 2, "batch_desc")
+                probe.descriptor = given(args, kwargs, 2, "batch_desc")
         return result
 
     return prepare_inputs
@@ -101,7 +92,7 @@ def prepare_attn(original: Method) -> Method:
         if probe is not None:
             with guarded(probe.recorder, "GPUModelRunner.prepare_attn"):
                 tables, slot_mappings = result
-                probe.prepared = _given(args, kwargs, 0, "input_batch"), tables, slot_mappings
+                probe.prepared = given(args, kwargs, 0, "input_batch"), tables, slot_mappings
         return result
 
     return prepare_attn
@@ -188,7 +179,7 @@ CONNECTOR_METHODS: dict[str, Wrap] = {
     "pre_forward": pre_forward,
     "finish_forward": finish_forward,
 }
-HOOKS: dict[str, dict[str, dict[str, Wrap]]] = {
+HOOKS: Hooks = {
     "vllm.v1.worker.gpu.model_runner": {
         "GPUModelRunner": {"__init__": runner_init, **RUNNER_METHODS},
     },

@@ -11,6 +11,23 @@ PROBE_ATTRIBUTE = "_omnicache_probe"
 
 Method = Callable[..., Any]
 Wrap = Callable[[Method], Method]
+Hooks = dict[str, dict[str, dict[str, Wrap]]]
+"""vLLM module -> class -> method -> wrapper."""
+
+_REQUIRED = object()
+
+
+def given(
+    args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str, default: Any = _REQUIRED
+) -> Any:
+    """An argument of a wrapped method, by position or by name. LookupError: it is not there.
+
+    Wrappers take whatever vLLM gives and hand it on: an argument that a newer vLLM adds must not
+    break the engine.
+    """
+    if len(args) > index:
+        return args[index]
+    return kwargs[name] if default is _REQUIRED else kwargs.get(name, default)
 
 
 def probe_of(traced: Any) -> Any:
