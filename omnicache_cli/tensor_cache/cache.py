@@ -183,7 +183,9 @@ class TensorCache:
             step=step.layout.step,
             first_position=first_position_of(request),
             num_restored=request.hit_tokens or 0,
-            rows={key: self._stores[key].take(index) for key, (index, _) in found.items()},
+            rows={
+                key: self._stores[key].take_span(span, frames) for key, (frames, _) in found.items()
+            },
             payload=step.saved.payload,
         )
 

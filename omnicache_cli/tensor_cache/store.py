@@ -119,25 +119,29 @@ class RowStore:
         return index, self._writes.take(index)
 
     def find_span(self, span: Span) -> tuple[Ints, Ints]:
-        """As `find`, block by block."""
-        first_rows = self._frames_at(span.blocks) * self._block_size
-        index = (first_rows[:, None] + self._offsets).reshape(-1)
-        index = index[span.skipped : span.skipped + span.num_rows]
-        return index, self._writes.take(index)
+        """The frame of each block, (blocks,), and the write number of each row, (rows,)."""
+        frames = self._frames_at(span.blocks)
+        writes = self._writes.reshape(-1, self._block_size).take(frames, axis=0).reshape(-1)
+        return frames, writes[span.skipped : span.skipped + span.num_rows]
 
-    def take(self, index: Ints) -> Tensor:
-        """A copy of the rows at these indices: (index's length, *row shape)."""
-        where = torch.from_numpy(index)
+    def take_span(self, span: Span, frames: Ints) -> Tensor:
+        """A copy of a span's rows, (rows, *row shape); `frames` are those of `find_span`."""
+        where, rows = self._what_to_copy(span, frames)
         with plain_tensors():
-            if len(index) * self._rows.shape[1] * self._word.itemsize < HUGE_BYTES:
-                rows = self._rows.index_select(0, where)
+            if len(where) * rows.shape[1] * self._word.itemsize < HUGE_BYTES:
+                taken = rows.index_select(0, where)
             else:
-                rows = empty_rows(len(index), self._rows.shape[1], self._word)
-                torch.index_select(self._rows, 0, where, out=rows)
-            rows = rows.view(self.dtype)
-            return (
-                rows if rows.ndim == len(self.row_shape) + 1 else rows.unflatten(1, self.row_shape)
-            )
+                taken = empty_rows(len(where), rows.shape[1], self._word)
+                torch.index_select(rows, 0, where, out=taken)
+            typed = taken.view(-1).view(self.dtype).view(-1, *self.row_shape)
+            return typed[: span.num_rows]
+
+    def _what_to_copy(self, span: Span, frames: Ints) -> tuple[Tensor, Tensor]:
+        """Indices and what they index: whole frames where the span begins with one, else rows."""
+        if span.skipped == 0 and span.num_rows >= self._block_size:
+            return torch.from_numpy(frames), self._rows.view(len(self._free), -1)
+        index = (frames[:, None] * self._block_size + self._offsets).reshape(-1)
+        return torch.from_numpy(index[span.skipped : span.skipped + span.num_rows]), self._rows
 
     def was_dropped(self, block: int) -> bool:
         """Whether this block had rows of this key once that were dropped."""
