@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,10 +22,14 @@ from omnicache_cli.cli.options import (
 )
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.cli.trace import read_workload
-from omnicache_cli.errors import EXIT_DONE, RefusedOutputError, UsageError
+from omnicache_cli.errors import EXIT_DONE, BadInputError, RefusedOutputError, UsageError
 from omnicache_cli.report.formats import render
 from omnicache_cli.report.output import check_output, deliver, note
+from omnicache_cli.trace.workload import Lora, Prompt
 from omnicache_cli.verify.results import Verdict
+
+if TYPE_CHECKING:
+    from omnicache_cli.verify.judge import Tolerance
 
 ENGINE_PARAMETERS = (
     "dtype",
@@ -55,14 +59,20 @@ def verify(
         typer.Option(metavar="FILE", help="JSON lines, as for `trace`: your own, sent twice."),
     ] = None,
     cache: Annotated[
-        Literal["builtin", "vllm-omni"],
-        typer.Option(help="Whose tensor cache is verified: omnicache's own, or vLLM-Omni's."),
-    ] = "builtin",
+        Literal["builtin", "vllm-omni"] | None,
+        typer.Option(
+            help="Whose tensor cache is verified: omnicache's own, the default, or vLLM-Omni's."
+        ),
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
             metavar="0,7,...", help="Layers to capture, or none. Default: first and middle."
         ),
+    ] = None,
+    lora: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="A LoRA adapter, for scenarios with one; repeatable."),
     ] = None,
     baseline: Annotated[
         Literal["engine", "in-engine"],
@@ -77,6 +87,10 @@ def verify(
         typer.Option(metavar="DIR", help="Keep rows that differ here, as safetensors."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of --prompts.")] = 16,
+    self_test: Annotated[
+        bool,
+        typer.Option("--self-test", help="Plant known faults, and see that each is found."),
+    ] = False,
     dtype: EngineText = None,
     kv_cache_dtype: EngineText = None,
     block_size: EngineInteger = None,
@@ -111,10 +125,19 @@ def verify(
         raise UsageError(f"--scenario {OWN} is about prompts of your own; name them with --prompts")
     if save is not None:
         check_save_folder(save)
-    if (atol is None) != (rtol is None):
-        raise UsageError("--atol and --rtol belong together; give both, or none")
+    if self_test and any(one is not None for one in (prompts, save, atol, rtol, *(scenario or ()))):
+        raise UsageError(
+            "--self-test has scenarios and a noise floor of its own; leave out --scenario, "
+            "--prompts, --save, --atol and --rtol"
+        )
+    tolerance = tolerance_of(atol, rtol)
     wanted_layers = parse_layers(layers)
+    loras = tuple(adapter_in(folder) for folder in lora or ())
     own = () if prompts is None else read_workload([], str(prompts))
+    if self_test:
+        from omnicache_cli.cli.self_test import run_self_test
+
+        return run_self_test(context, model, cache, baseline, wanted_layers)
     total = len(scenario or SCENARIOS) + (bool(own) and OWN not in (scenario or ()))
     with (
         termination_as_interrupt(),
@@ -124,24 +147,25 @@ def verify(
             EngineOptions,
             check_engine_args,
             check_model,
+            lora_args,
             prepare_environment,
             vllm_version,
         )
         from omnicache_cli.engine.verify.session import EngineSession, SessionOptions
-        from omnicache_cli.verify.judge import Tolerance
         from omnicache_cli.verify.report import EXIT_CODES, summary_line, verify_report
         from omnicache_cli.verify.run import verify as run_and_judge
         from omnicache_cli.verify.scenarios import choose
 
         prepare_environment(engine_process=False)
-        args = EngineOptions(check_model(model), engine_args(context.params, ENGINE_PARAMETERS))
+        needed = lora_args((*own, *(Prompt(None, [], lora=one) for one in loras)))
+        asked = engine_args(context.params, ENGINE_PARAMETERS)
+        args = EngineOptions(check_model(model), {**needed, **asked})
         check_engine_args(args)
-        options = SessionOptions(cache, baseline, wanted_layers)
+        options = SessionOptions(cache or "builtin", baseline, wanted_layers, loras)
         with EngineSession(args, options) as session:
             for line in [] if quiet else session.notes:
                 note(line)
             wanted = choose(session.facts(), scenario or (), own, max_tokens)
-            tolerance = None if atol is None or rtol is None else Tolerance(atol, rtol)
             result = run_and_judge(session, wanted, tolerance, advance)
             facts = session.described()
     if tolerance is not None:
@@ -159,6 +183,17 @@ def verify(
         raise typer.Exit(code)
 
 
+def tolerance_of(atol: float | None, rtol: float | None) -> "Tolerance | None":
+    """None: the noise floor judges. UsageError: one without the other."""
+    if (atol is None) != (rtol is None):
+        raise UsageError("--atol and --rtol belong together; give both, or none")
+    if atol is None or rtol is None:
+        return None
+    from omnicache_cli.verify.judge import Tolerance
+
+    return Tolerance(atol, rtol)
+
+
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
     """None: the default. UsageError: not a list of layer numbers."""
     if text is None:
@@ -172,6 +207,15 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
     if layers[0] < 0:
         raise UsageError(f"--layers {text!r} is no list of layer numbers; write 0,7 or none")
     return layers
+
+
+def adapter_in(folder: Path) -> Lora:
+    """BadInputError: there is no adapter."""
+    if not (folder / "adapter_config.json").is_file():
+        raise BadInputError(
+            f"no LoRA adapter in {folder}: it has no adapter_config.json; name the adapter's folder"
+        )
+    return Lora(str(folder.absolute()), folder.absolute().name)
 
 
 def check_save_folder(folder: Path) -> None:

@@ -135,6 +135,11 @@ class Engine:
         return core.model_executor.driver_worker.worker.model_runner
 
     @property
+    def block_pool(self) -> Any:
+        """vLLM's block pool; only of an engine in this process."""
+        return self._engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+
+    @property
     def model_config(self) -> Any:
         """vLLM's ModelConfig."""
         return self._engine.model_config
@@ -169,7 +174,7 @@ class Engine:
         The others are taken from the pool for the time, as a long-running request would. Blocks
         that are left keep what they cache: take the pool into an empty cache.
         """
-        pool = self._engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        pool = self.block_pool
         taken = pool.get_new_blocks(max(0, pool.get_num_free_blocks() - num_blocks))
         try:
             yield

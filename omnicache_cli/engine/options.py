@@ -9,7 +9,7 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from omnicache_cli.errors import BadInputError, EngineFailedError, EngineMissingError, UsageError
+from omnicache_cli.trace.workload import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,12 @@ def engine_config(options: EngineOptions) -> Any:
         return engine_args_class()(model=options.model, **options.args).create_engine_config()
     except Exception as error:
         raise EngineFailedError(f"vLLM did not start: {first_line(error)}{hint(error)}") from error
+
+
+def lora_args(prompts: Iterable[Prompt]) -> dict[str, Any]:
+    """Engine arguments that prompts with LoRA adapters need."""
+    adapters = {prompt.lora for prompt in prompts if prompt.lora is not None}
+    return {"enable_lora": True, "max_loras": len(adapters)} if adapters else {}
 
 
 def check_model(model: str) -> str:

@@ -16,6 +16,7 @@ from omnicache_cli.engine.launch import Engine, Outcome, check_workload
 from omnicache_cli.engine.options import (
     EngineOptions,
     check_engine_args,
+    lora_args,
     prepare_environment,
     vllm_version,
 )
@@ -80,7 +81,7 @@ def trace_workload(
     check_workload(options, workload)
     prepare_environment(engine_process=options.engine_process)
     check_engine_args(options)
-    args = {**_lora_args(workload), **options.args}
+    args = {**lora_args(workload.prompts), **options.args}
     options = dataclasses.replace(options, args=args)
     new = prepare_folder(folder, force=force)
     manifest = Manifest(
@@ -121,9 +122,3 @@ def without_secrets(args: Mapping[str, Any]) -> dict[str, Any]:
         else:
             shown[name] = HIDDEN if value is not None and _SECRET.search(str(name)) else value
     return shown
-
-
-def _lora_args(workload: Workload) -> dict[str, Any]:
-    """Engine arguments that prompts with LoRA adapters need."""
-    adapters = {prompt.lora for prompt in workload.prompts if prompt.lora is not None}
-    return {"enable_lora": True, "max_loras": len(adapters)} if adapters else {}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, starmap
 from typing import TYPE_CHECKING, Any, get_args
 
 from omnicache_cli import __version__
@@ -55,6 +55,7 @@ class Body:
     row_name: str
     columns: Sequence[CellView] = ()  # of a picture: what its first and its last column are
     legend: Sequence[CellView] = ()
+    note: str = ""
 
     @property
     def size(self) -> str:
@@ -120,16 +121,19 @@ def _lines(lines: Lines) -> Body:
 def _picture(picture: Picture) -> Body:
     """Cells are empty characters in one of a few shades; the legend has the words."""
     marks = [f"s{round(mark.level * (len(SHADES) - 1))}" for mark in picture.marks]
-    rows = [
-        [_cell(label), *(CellView("", "" if cell is None else marks[cell]) for cell in cells)]
-        for label, cells in picture.rows
-    ]
+
+    def view(column: int, cell: int | None) -> CellView:
+        styles = [] if cell is None else [marks[cell]]
+        styles += ["border"] if column in picture.borders else []
+        return CellView("", " ".join(styles))
+
+    rows = [[_cell(label), *starmap(view, enumerate(cells))] for label, cells in picture.rows]
     ends = [_cell(picture.first_column), _cell(picture.last_column)]
     legend = [
         CellView(escaped(mark.name), style)
         for mark, style in zip(picture.marks, marks, strict=True)
     ]
-    return Body(rows, len(rows), "row", ends, legend)
+    return Body(rows, len(rows), "row", ends, legend, escaped(picture.note))
 
 
 _KINDS: dict[type[Section], tuple[str, Callable[[Any], Body]]] = {

@@ -67,6 +67,8 @@ class Picture:
 
     Rows from top to bottom: a label, and one cell per column: the index of a mark, or None where
     nothing is known. `first_column` and `last_column` are what the outermost columns stand for.
+    A line is drawn before each column in `borders`. `note` stands under the grid. `is_detail`: left
+    out of text, where it would bury what matters.
     """
 
     title: str
@@ -74,6 +76,9 @@ class Picture:
     rows: Sequence[tuple[str, Sequence[int | None]]]
     first_column: str
     last_column: str
+    borders: Sequence[int] = ()
+    note: str = ""
+    is_detail: bool = False
 
     def __post_init__(self) -> None:
         widths = {len(cells) for _, cells in self.rows}

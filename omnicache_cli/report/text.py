@@ -20,7 +20,8 @@ SHADES = "·░▒▓█"
 
 def as_text(report: Report) -> str:
     parts = [_wrapped_line(report.title)]
-    for number, section in enumerate(report.sections):
+    shown = [one for one in report.sections if not (isinstance(one, Picture) and one.is_detail)]
+    for number, section in enumerate(shown):
         if number or section.title:
             parts.append([""])
         if section.title:
@@ -162,9 +163,13 @@ def _picture(picture: Picture) -> list[str]:
     indent = max(map(display_width, labels), default=0)
     lines = []
     for label, (_, cells) in zip(labels, picture.rows, strict=True):
-        drawn = "".join(" " if cell is None else shades[cell] for cell in cells)
+        drawn = "".join(
+            f"{'|' if column in picture.borders else ''}{' ' if cell is None else shades[cell]}"
+            for column, cell in enumerate(cells)
+        )
         lines.append(f"{' ' * (indent - display_width(label))}{label} {drawn}".rstrip())
     num_columns = max((len(cells) for _, cells in picture.rows), default=0)
+    num_columns += len(picture.borders)
     first, last = escaped(picture.first_column), escaped(picture.last_column)
     gap = " " * max(1, num_columns - display_width(first) - display_width(last))
     lines.append(
@@ -173,4 +178,5 @@ def _picture(picture: Picture) -> list[str]:
     legend = "   ".join(
         f"{shade} {mark.name}" for shade, mark in zip(shades, picture.marks, strict=True)
     )
-    return [*lines, *_wrapped_line(legend)]
+    note = _wrapped_line(picture.note) if picture.note else []
+    return [*lines, *_wrapped_line(legend), *note]

@@ -5,7 +5,7 @@ Owns the prompts file. Does not know vLLM: images and audio stay paths here.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
@@ -17,6 +17,10 @@ class Lora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     name: str | None = None  # default: the folder's name
+
+    @property
+    def label(self) -> str:
+        return self.name or PurePath(self.path).name
 
 
 class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

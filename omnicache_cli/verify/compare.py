@@ -6,7 +6,7 @@ the rest; an absolute bound would be theirs alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Difference:
     first_column: int | None = None
     expected_values: tuple[float, ...] = ()
     found_values: tuple[float, ...] = ()
+    errors: tuple[float, ...] = ()  # relative, of each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def compare_rows(
     differs = (_bits(expected) != _bits(found)).any(dim=1)
     num_differing = int(differs.sum())
     if not num_differing:
-        return Difference(len(found), num_bytes, 0, 0.0, 0.0, None)
+        return Difference(len(found), num_bytes, 0, 0.0, 0.0, None, errors=(0.0,) * len(found))
     rows = differs.nonzero().flatten()
     wanted, got = expected[rows].double(), found[rows].double()
     gap = (wanted - got).abs()
@@ -79,24 +80,28 @@ def compare_rows(
         else bound.broken_by(wanted, gap, relative)
     )
     first = int(over.nonzero()[0, 0]) if bool(over.any()) else None
+    errors = torch.zeros(len(found), dtype=torch.double)
+    errors[rows] = relative
     difference = Difference(
-        len(found), num_bytes, num_differing, float(gap.max()), float(relative.max()), None
+        len(found),
+        num_bytes,
+        num_differing,
+        float(gap.max()),
+        float(relative.max()),
+        None,
+        errors=tuple(errors.tolist()),
     )
     if first is None:
         return difference
     row = int(rows[first])
     column = int((_bits(expected[row]) != _bits(found[row])).nonzero()[0, 0])
     shown = slice(column, column + SHOWN_VALUES)
-    return Difference(
-        difference.num_rows,
-        difference.num_bytes,
-        difference.num_differing_rows,
-        difference.max_abs_error,
-        difference.max_relative_error,
-        positions[row],
-        column,
-        tuple(expected[row, shown].double().tolist()),
-        tuple(found[row, shown].double().tolist()),
+    return replace(
+        difference,
+        first_position=positions[row],
+        first_column=column,
+        expected_values=tuple(expected[row, shown].double().tolist()),
+        found_values=tuple(found[row, shown].double().tolist()),
     )
 
 

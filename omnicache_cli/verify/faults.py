@@ -31,6 +31,9 @@ class Fault(StrEnum):
     UNSTABLE = "differs from run to run"
     REFUSED = "refused by the cache"
     WRONG_KV = "wrong keys and values"
+    OTHER_ADAPTER = "another adapter's rows"
+    REPEATED = "rows given again"
+    PAYLOAD = "payload cut into rows"
     KIND = "another kind of rows"
     UNKNOWN = "rows of unknown origin"
 
@@ -53,14 +56,15 @@ class Origin:
 class Evidence:
     """A delivery that is not what it should be, and what it should be.
 
-    `found` is (rows that came, width), `truth` (hit + new, width): row i is for position i of the
-    request. `slots` and `written` are of the hit: where each row comes from, and the step in which
-    it was last written.
+    `found` is (rows that came, width), `truth` (hit + new, width): row i is for position
+    first_position + i of the request. `slots` and `written` are of the hit: where each row comes
+    from, and the step in which it was last written.
     """
 
     request: str
     key: str
     step: int
+    first_position: int
     hit: int
     found: Tensor
     truth: Tensor
@@ -70,16 +74,24 @@ class Evidence:
 
 
 class RowIndex:
-    """All rows of one scenario, by their bytes."""
+    """All rows of a key that the model computed, by their bytes."""
 
-    def __init__(self, pieces: Iterable[Computed], key: str) -> None:
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._origins: defaultdict[bytes, list[Origin]] = defaultdict(list)
+
+    def add(self, pieces: Iterable[Computed], scenario: str | None = None) -> None:
+        """`scenario`: of an earlier one, whose requests have the same names."""
         for piece in pieces:
-            rows = piece.rows.get(key)
+            rows = piece.rows.get(self._key)
+            padding = piece.request == PADDING_REQUEST
+            request = (
+                piece.request if scenario is None or padding else f"{scenario}'s {piece.request}"
+            )
             for index, content in enumerate(() if rows is None else contents(rows)):
                 slot = piece.slots[index] if index < len(piece.slots) else -1
                 position = piece.first_position + index
-                self._origins[content].append(Origin(piece.request, position, slot, piece.step))
+                self._origins[content].append(Origin(request, position, slot, piece.step))
 
     def origins(self, content: bytes) -> Sequence[Origin]:
         return self._origins.get(content, ())
@@ -104,7 +116,7 @@ class Named:
 def name_fault(evidence: Evidence, index: RowIndex) -> Named:
     """The fault that explains the rows that came; UNKNOWN if none does."""
     found, truth = contents(evidence.found), contents(evidence.truth)
-    for attempt in (_lost, _misplaced, _zero, _shifted, _from_elsewhere):
+    for attempt in (_lost, _repeated, _misplaced, _zero, _shifted, _from_elsewhere):
         named = attempt(evidence, found, truth, index)
         if named is not None:
             return named
@@ -126,6 +138,23 @@ def _lost(e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex) 
         after = f", what follows is shifted by {missing}" if found[first:] else ""
         return Named(Fault.SHORT_PREFIX, f"{counts}: {gap} missing{after}")
     return Named(Fault.SHORT_PREFIX, f"{counts}, the first wrong one is row {first}")
+
+
+def _repeated(e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex) -> Named | None:
+    """More rows than there should be, and those that should be at the end."""
+    extra = len(found) - len(truth)
+    if extra <= 0:
+        return None
+    counts = f"{len(found)} rows instead of {len(truth)}"
+    first = e.first_position - extra
+    known = all(
+        any(one.position == first + row for one in index.origins(content))
+        for row, content in enumerate(found[:extra])
+    )
+    if found[extra:] != truth or not known:
+        return Named(Fault.UNKNOWN, counts)
+    positions = spans(range(first, e.first_position))
+    return Named(Fault.REPEATED, f"{counts}: those of positions {positions} came before them again")
 
 
 def _misplaced(

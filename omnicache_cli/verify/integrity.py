@@ -30,17 +30,26 @@ Broken = dict[tuple[str, str], Wrong]
 """By request and key; the first finding of each."""
 
 
-class Origins:
-    """Where rows of a key come from, over the runs of a scenario; searched only when asked."""
+Earlier = Sequence[tuple[str, Sequence[RunRows]]]
+"""Scenarios that ran before, with their runs: what they left in the slots may turn up."""
 
-    def __init__(self, runs: Sequence[RunRows]) -> None:
+
+class Origins:
+    """Where rows of a key come from, in a scenario and those before; searched only when asked."""
+
+    def __init__(self, runs: Sequence[RunRows], earlier: Earlier = ()) -> None:
         self._runs = runs
+        self._earlier = earlier
         self._indexes: dict[str, RowIndex] = {}
 
     def of(self, key: str) -> RowIndex:
         if key not in self._indexes:
-            pieces = [piece for run in self._runs for piece in run.computed]
-            self._indexes[key] = RowIndex(pieces, key)
+            index = self._indexes[key] = RowIndex(key)
+            for run in self._runs:
+                index.add(run.computed)
+            for scenario, runs in self._earlier:
+                for run in runs:
+                    index.add(run.computed, scenario)
         return self._indexes[key]
 
 
@@ -104,6 +113,7 @@ class IntegrityCheck:
             request=piece.request,
             key=key,
             step=piece.step,
+            first_position=piece.first_position,
             hit=hit,
             found=rows,
             truth=truth,

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from omnicache_cli.trace.workload import Prompt
 from omnicache_cli.verify.assembly import Rows, assemble, common
 from omnicache_cli.verify.compare import Bound, Difference, compare_rows
 from omnicache_cli.verify.faults import Fault, contents
 from omnicache_cli.verify.floor import HEADROOM, Floor, Floors, comparable_rows, first_other_token
-from omnicache_cli.verify.integrity import Broken, IntegrityCheck, Origins, Wrong
+from omnicache_cli.verify.integrity import Broken, Earlier, IntegrityCheck, Origins, Wrong
 from omnicache_cli.verify.ledger import Ledger
 from omnicache_cli.verify.results import Pair, Place, Verdict
 from omnicache_cli.verify.runs import RequestRun, RunRows
@@ -44,6 +45,7 @@ class Runs:
     prompt_of: Mapping[str, str]  # request with a cache -> request of the baseline
     must_hit: frozenset[str]  # requests without a hit of which nothing is verified
     unproved: str | None = None  # why the scenario did not show what it is for
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)  # of the baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,9 @@ class Judge:
     tolerance: Tolerance | None = None
     failing_rows: dict[tuple[str, str, str], dict[str, Tensor]] = field(default_factory=dict)
 
-    def pairs(self, runs: Runs) -> list[Pair]:
+    def pairs(self, runs: Runs, earlier: Earlier = ()) -> list[Pair]:
         """Requests in the order in which they ran, those that filled the cache first."""
-        origins = Origins(runs.warm)
+        origins = Origins(runs.warm, earlier)
         check = IntegrityCheck(Ledger(), origins, self.keys, self.block_size)
         pairs: list[Pair] = []
         for run in runs.warm:
@@ -85,6 +87,7 @@ class Judge:
                 must_hit = name in runs.must_hit
                 one = _Request(runs, run, request, cold, must_hit, broken, origins)
                 pairs += [self._rows(one, key) for key in self.keys]
+                pairs += self._payload(one)
                 pairs += [self._tokens(one), self._logprobs(one)]
         return pairs
 
@@ -97,6 +100,7 @@ class Judge:
             text = f"{wrong.diagnosis}, and changes when the same is run again"
             wrong = Wrong(Fault.UNSTABLE, text, wrong.place)
         gap: Difference | None = None
+        errors: list[float | None] = []
         if expected is not None and found is not None:
             end = comparable_rows(one.cold, one.split)
             positions, wanted, got = common(expected.up_to(end), found.up_to(end))
@@ -108,6 +112,8 @@ class Judge:
                 )
             else:
                 gap = compare_rows(wanted, got, positions, self._bound(floor))
+                by_position = dict(zip(positions, gap.errors, strict=True))
+                errors = [by_position.get(position) for position in range(end)]
                 wrong = wrong or self._beyond(one, key, gap, got, positions, floor)
                 if wrong is not None:
                     self.failing_rows[one.runs.scenario, one.request.request, key] = {
@@ -123,6 +129,7 @@ class Judge:
             noise_floor=floor.absolute,
             relative_floor=floor.relative,
             allowed=None if self.tolerance is not None else HEADROOM * floor.relative,
+            row_errors=tuple(errors),
         )
         if gap is None:
             return pair
@@ -133,6 +140,17 @@ class Judge:
             max_abs_error=gap.max_abs_error,
             relative_error=gap.max_relative_error,
         )
+
+    def _payload(self, one: _Request) -> list[Pair]:
+        """What is not per token: of each key the first step in which it was changed."""
+        became: dict[str, Wrong | None] = {}
+        for piece in one.run.delivered:
+            if piece.request != one.request.request:
+                continue
+            for key, text in piece.payload.items():
+                wrong = None if text is None else Wrong(Fault.PAYLOAD, f"step {piece.step}: {text}")
+                became[key] = became.get(key) or wrong
+        return [self._pair(one, key, False, wrong) for key, wrong in became.items()]
 
     def _bound(self, floor: Floor) -> Bound:
         if self.tolerance is not None:
@@ -170,11 +188,16 @@ class Judge:
             gap.found_values,
         )
         error = f"{gap.max_relative_error:.2g} of its size"
+        row = found[positions.index(position)][None]
+        adapter = self._adapter(one, key, position, row, floor)
+        if adapter is not None:
+            text = f"row {position} is off by {error}, {limit}: it is that of the same prompt"
+            return Wrong(Fault.OTHER_ADAPTER, f"{text} {adapter}", place)
         if position >= one.request.hit_tokens:
             text = f"row {position}, computed after the hit, is off by {error}, {limit}"
             return Wrong(Fault.WRONG_KV if one.request.hit_tokens else Fault.UNKNOWN, text, place)
         text = f"row {position}, restored, is off by {error}, {limit}"
-        (content,) = contents(found[positions.index(position)][None])
+        (content,) = contents(row)
         donors = [
             origin
             for origin in one.origins.of(key).origins(content)
@@ -186,6 +209,22 @@ class Judge:
         theirs = f"{donor.request}, position {donor.position}"
         text += f": a false hit, it is that of {theirs}, which has other tokens"
         return Wrong(Fault.OTHER_REQUEST, text, place)
+
+    def _adapter(
+        self, one: _Request, key: str, position: int, row: Tensor, floor: Floor
+    ) -> str | None:
+        """With which other adapter the same prompt gives this row, without a cache."""
+        own = one.runs.prompts.get(one.cold.request)
+        for name, other in one.runs.prompts.items():
+            if own is None or other.lora == own.lora or replace(other, lora=own.lora) != own:
+                continue
+            rows = assemble(one.runs.baseline.computed, name, key)
+            if rows is None or position not in rows.positions:
+                continue
+            theirs = rows.rows[rows.positions.index(position)][None]
+            if compare_rows(theirs, row, [position], self._bound(floor)).first_position is None:
+                return "without an adapter" if other.lora is None else f"with {other.lora.label}"
+        return None
 
     def _tokens(self, one: _Request) -> Pair:
         """Output tokens. Another one is rounding where the choice was that close."""

@@ -7,6 +7,7 @@ from typing import Any
 from omnicache_cli.errors import EXIT_BAD_INPUT, EXIT_DIFFERS, EXIT_DONE
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.verify.judge import LOGPROBS, TOKENS
+from omnicache_cli.verify.pictures import error_pictures
 from omnicache_cli.verify.results import Pair, Verdict, Verification
 
 EXIT_CODES = {
@@ -25,6 +26,7 @@ def verify_report(
     wrong = [one for one in result.pairs if one.verdict is Verdict.CORRUPTION]
     if wrong:
         sections.append(_corruption_lines(wrong))
+    sections += error_pictures(result.pairs, result.block_size)
     unproved = _unproved_lines(result, facts)
     if unproved:
         sections.append(Lines("Nothing verified", unproved))
@@ -36,7 +38,7 @@ def verify_report(
         **{name.replace(" ", "_"): value for name, value in facts.items()},
         "verdict": result.verdict,
         "hit_tokens": result.hit_tokens,
-        "pairs": [_pair_data(one) for one in result.pairs],
+        "pairs": [pair_data(one) for one in result.pairs],
         "not_run": [{"scenario": name, "why": why} for name, why in result.not_run],
     }
     title = f"Verification: {result.verdict}"
@@ -121,11 +123,13 @@ def _unproved_lines(result: Verification, facts: dict[str, Cell]) -> list[str]:
     return lines if result.pairs else ["no scenario could be run"]
 
 
-def _pair_data(one: Pair) -> dict[str, Any]:
+def pair_data(one: Pair) -> dict[str, Any]:
     data = asdict(one)
     place = data.pop("place") or {}
+    errors = data.pop("row_errors")
     return {
         **data,
+        "row_errors": None if one.verdict is Verdict.EQUAL else list(errors),
         "share_of_differing_rows": one.num_differing_rows / one.num_rows if one.num_rows else None,
         "token": place.get("token"),
         "block": place.get("block"),

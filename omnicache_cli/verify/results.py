@@ -56,6 +56,7 @@ class Pair:
     must_hit: bool = False  # without a hit there is nothing to verify
     place: Place | None = None
     fault: Fault | None = None  # what a corruption is
+    row_errors: tuple[float | None, ...] = ()  # relative, by position; None: no row came
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class Verification:
     i belongs to token position positions[i].
     """
 
+    block_size: int
     pairs: list[Pair] = field(default_factory=list)
     not_run: list[tuple[str, str]] = field(default_factory=list)  # scenario, why
     failing_rows: dict[tuple[str, str, str], dict[str, "Tensor"]] = field(default_factory=dict)

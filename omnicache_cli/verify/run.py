@@ -52,7 +52,7 @@ def verify(
     on_scenario: Callable[[Scenario], None] | None = None,
 ) -> Verification:
     """Run every scenario, measure the noise floor over all of them, then judge each."""
-    result = Verification()
+    result = Verification(session.block_size)
     runs = []
     for scenario in wanted:
         if isinstance(scenario, NotRun):
@@ -64,8 +64,9 @@ def verify(
     by_scenario = {one.scenario: (one.baseline, *one.shapes) for one in runs}
     floors = floors_of(by_scenario, session.keys)
     judge = Judge(session.keys, session.block_size, floors, tolerance)
-    for one in runs:
-        result.pairs += judge.pairs(one)
+    for index, one in enumerate(runs):
+        earlier = [(before.scenario, before.warm) for before in runs[:index]]
+        result.pairs += judge.pairs(one, earlier)
     result.failing_rows = judge.failing_rows
     return result
 
@@ -102,12 +103,33 @@ def run_scenario(session: Session, scenario: Scenario) -> Runs:
         if request.hit_tokens
     }
     cold = [
-        session.without_cache(prompts, scenario.max_tokens, shape, cut)
-        for shape in (Shape.ALONE, Shape.TOGETHER, Shape.CUT)
+        session.without_cache(prompts, scenario.max_tokens, Shape.ALONE, cut),
+        _together(session, prompts, scenario.max_tokens),
+        session.without_cache(prompts, scenario.max_tokens, Shape.CUT, cut),
     ]
     unproved = None
     if scenario.preempts and not any(run.num_resumed for run in warm):
         unproved = "no request was preempted: nothing was restored behind a preemption"
     return Runs(
-        scenario.name, cold[0], cold[1:], warm, again, prompt_of, frozenset(hitters), unproved
+        scenario.name,
+        cold[0],
+        cold[1:],
+        warm,
+        again,
+        prompt_of,
+        frozenset(hitters),
+        unproved,
+        prompts,
     )
+
+
+def _together(session: Session, prompts: dict[str, Prompt], max_tokens: int) -> RunRows:
+    """All at once, but requests of different LoRA adapters apart: a floor is to be measured, and
+    adapters in one batch are a computation of their own that can be wrong."""
+    rows = RunRows()
+    for lora in dict.fromkeys(prompt.lora for prompt in prompts.values()):
+        several = {name: prompt for name, prompt in prompts.items() if prompt.lora == lora}
+        part = session.without_cache(several, max_tokens, Shape.TOGETHER, {})
+        rows.requests |= part.requests
+        rows.computed += part.computed
+    return rows

@@ -37,6 +37,8 @@ class Delivered:
     hit_slots: tuple[int, ...]  # where the restored rows come from, by block table
     rows: Mapping[str, "Tensor"]  # key -> restored rows, then those of this step
     refused: str | None = None  # the cache raised: its message
+    payload: Mapping[str, str | None] = field(default_factory=dict)
+    """What is not per token and must be handed through: by key what became of it, None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

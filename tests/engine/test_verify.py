@@ -31,6 +31,7 @@ TEXT_HITS = {
     ("inside-block", "hit-0"): 64,
     ("inside-block", "hit-1"): 32,
     ("one-token", "hit-0"): 96,
+    ("last-token", "hit-0"): 64,
     ("decode", "hit-0"): 64,
     ("batch", "hit-0"): 64,
     ("batch", "hit-1"): 96,
@@ -152,7 +153,7 @@ def test_wrong_kv_under_a_hit_is_corruption_after_the_hit(
 
     def damaging(self: EngineSession, prompts: Any, max_tokens: int, how: Any) -> Any:
         if "hit-0" in prompts:
-            runner = self._warm.model_runner
+            runner = self.warm_engine.model_runner
             for cache in runner.kv_caches:
                 cache[:] = cache.roll(1, 0)
         return original(self, prompts, max_tokens, how)

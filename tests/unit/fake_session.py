@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omnicache_cli.trace.workload import Prompt
+from omnicache_cli.trace.workload import Lora, Prompt
 from omnicache_cli.verify.run import Shape
 from omnicache_cli.verify.runs import Computed, Delivered, How, RequestRun, RunRows, SampledToken
 
@@ -41,6 +41,7 @@ class FakeSession:
     keys: Sequence[str] = KEYS
     _cached: dict[tuple[Any, ...], int] = field(default_factory=dict)  # tokens up to -> block
     _salt: str | None = None
+    _lora: Lora | None = None
     _stored: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # key, slot -> row
     _next_block: int = 1
     _step: int = 0
@@ -56,6 +57,7 @@ class FakeSession:
         run = RunRows(num_resumed=1)
         for name, prompt in prompts.items():
             self._salt = prompt.cache_salt
+            self._lora = prompt.lora
             self._serve(run, name, list(prompt.token_ids or ()), max_tokens)
         return run
 
@@ -66,6 +68,7 @@ class FakeSession:
         for name, prompt in prompts.items():
             if shape is Shape.CUT and name not in cut:
                 continue
+            self._lora = prompt.lora
             tokens = self._decoded(list(prompt.token_ids or ()), max_tokens)
             rows = self._rows(tokens, 0, len(tokens) - 1, shape)
             slots = tuple(range(len(tokens) - 1))
@@ -105,20 +108,27 @@ class FakeSession:
         self._step += 1
 
     def _hash(self, tokens: Sequence[int]) -> tuple[Any, ...]:
-        return tuple(tokens) if self._salt is None else (self._salt, *tokens)
+        extra = [one for one in (self._salt, self._lora) if one is not None]
+        return (*extra, *tokens)
 
     def _rows(self, tokens: list[int], first: int, end: int, where: str) -> dict[str, Tensor]:
         return {
             key: torch.stack(
-                [row_of(tokens[: p + 1], key, self.noise, where) for p in range(first, end)]
+                [
+                    row_of(tokens[: p + 1], self._key(key), self.noise, where)
+                    for p in range(first, end)
+                ]
             )
             for key in self.keys
         }
 
+    def _key(self, key: str) -> str:
+        return key if self._lora is None else f"{key} of {self._lora.label}"
+
     def _decoded(self, prompt: list[int], max_tokens: int) -> list[int]:
         tokens = list(prompt)
         for _ in range(max_tokens):
-            tokens.append(int(row_of(tokens, "token")[0] * 32 + 128))
+            tokens.append(int(row_of(tokens, self._key("token"))[0] * 32 + 128))
         return tokens
 
     def _finished(self, name: str, tokens: list[int], max_tokens: int, hit: int) -> RequestRun:

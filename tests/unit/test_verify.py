@@ -1,8 +1,9 @@
 """Judging restored rows: what is equal, what is rounding, what is corrupt and where it starts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch", reason="rows are torch tensors")
 from torch import Tensor  # noqa: E402
 
 from omnicache_cli.errors import UsageError  # noqa: E402
-from omnicache_cli.trace.workload import Prompt  # noqa: E402
+from omnicache_cli.trace.workload import Lora, Prompt  # noqa: E402
 from omnicache_cli.verify.assembly import assemble  # noqa: E402
 from omnicache_cli.verify.compare import Bound, compare_rows  # noqa: E402
 from omnicache_cli.verify.faults import Fault  # noqa: E402
@@ -19,8 +20,8 @@ from omnicache_cli.verify.judge import Tolerance  # noqa: E402
 from omnicache_cli.verify.keep import write_rows  # noqa: E402
 from omnicache_cli.verify.report import EXIT_CODES, summary_line, verify_report  # noqa: E402
 from omnicache_cli.verify.results import Pair, Verdict, Verification  # noqa: E402
-from omnicache_cli.verify.run import verify  # noqa: E402
-from omnicache_cli.verify.runs import Computed, Delivered  # noqa: E402
+from omnicache_cli.verify.run import Shape, verify  # noqa: E402
+from omnicache_cli.verify.runs import Computed, Delivered, How, RunRows  # noqa: E402
 from omnicache_cli.verify.scenarios import (  # noqa: E402
     SCENARIOS,
     ModelFacts,
@@ -138,6 +139,7 @@ def test_a_sound_cache_is_equal_everywhere() -> None:
         ("inside-block", "hit-0"): 8,
         ("inside-block", "hit-1"): 4,  # eight tokens are two blocks: the last is always computed
         ("one-token", "hit-0"): 12,
+        ("last-token", "hit-0"): 12,
         ("decode", "hit-0"): 8,
         ("batch", "hit-0"): 12,
         ("batch", "hit-1"): 12,
@@ -148,10 +150,15 @@ def test_a_sound_cache_is_equal_everywhere() -> None:
         ("preemption", "hit-0"): 4,
         ("salt", "hit-0"): 16,
     }
-    assert (result.hit_tokens, EXIT_CODES[result.verdict]) == (148, 0)
-    assert [name for name, _ in result.not_run] == ["image", "other-image", "two-images"]
+    assert (result.hit_tokens, EXIT_CODES[result.verdict]) == (160, 0)
+    assert [name for name, _ in result.not_run] == [
+        "image",
+        "other-image",
+        "two-images",
+        "lora",
+    ]
     assert summary_line(result) == (
-        "verify: equal: 148 hit tokens in 37 blocks of 14 requests; 124 pairs: 124 equal"
+        "verify: equal: 160 hit tokens in 40 blocks of 15 requests; 136 pairs: 136 equal"
     )
 
 
@@ -313,3 +320,56 @@ def test_failing_rows_are_kept(tmp_path: Path) -> None:
     assert rows["positions"].tolist() == list(range(17))
     assert rows["found"][4:8].abs().sum() == 0
     assert torch.equal(rows["found"][:4], rows["expected"][:4])
+
+
+# -- adapters -----------------------------------------------------------------------------------
+
+LORAS = (Lora("/adapters/a"), Lora("/adapters/b", "b"))
+
+
+def test_scenarios_with_adapters_need_one() -> None:
+    (missing,) = choose(FACTS, ["lora"], (), 4)
+    assert missing == NotRun("lora", "no adapter: name its folder with --lora")
+    (alone,) = choose(replace(FACTS, loras=LORAS), ["lora"], (), 4)
+    (mixed,) = choose(replace(FACTS, loras=LORAS), ["lora-mixed"], (), 4)
+    assert isinstance(alone, Scenario)
+    assert isinstance(mixed, Scenario)
+    for one in (alone, mixed):
+        assert [prompt.lora for prompt in (*one.donors, *one.hitters)] == [LORAS[0]] * 2
+        assert [prompt.lora for prompt in one.others] == [LORAS[1], None]
+        assert len({tuple(prompt.token_ids or ()) for prompt in one.prompts}) == 1
+    assert (alone.how.together, mixed.how.together) == (False, True)
+    assert "lora" in SCENARIOS
+    assert "lora-mixed" not in SCENARIOS
+
+
+class MixingSession(FakeSession):
+    """A request without an adapter is computed with that of the batch."""
+
+    shapes: ClassVar[list[tuple[Shape, set[str | None]]]] = []
+
+    def with_cache(self, prompts: Mapping[str, Prompt], max_tokens: int, how: How) -> RunRows:
+        loras = {prompt.lora for prompt in prompts.values()} - {None}
+        (lora,) = loras or {None}
+        mixed = {name: replace(prompt, lora=lora) for name, prompt in prompts.items()}
+        return super().with_cache(mixed, max_tokens, how)
+
+    def without_cache(
+        self, prompts: Mapping[str, Prompt], max_tokens: int, shape: Shape, cut: Mapping[str, int]
+    ) -> RunRows:
+        names = {prompt.lora and prompt.lora.label for prompt in prompts.values()}
+        self.shapes.append((shape, names))
+        return super().without_cache(prompts, max_tokens, shape, cut)
+
+
+def test_a_batch_in_which_an_adapter_spreads_is_corrupt_and_says_so() -> None:
+    session = MixingSession()
+    scenarios = choose(replace(FACTS, loras=LORAS[:1]), ["lora-mixed"], (), 4)
+    result = verify(session, scenarios)
+    pair = pair_of(result, "other-0", "layers.0")
+    assert (pair.verdict, pair.fault) == (Verdict.CORRUPTION, Fault.OTHER_ADAPTER)
+    assert pair.diagnosis.startswith("row 0 is off by")
+    assert pair.diagnosis.endswith("it is that of the same prompt with a")
+    assert {one.verdict for one in result.pairs if one.request == "hit-0"} == {Verdict.EQUAL}
+    together = [names for shape, names in session.shapes if shape is Shape.TOGETHER]
+    assert together == [{"a"}, {None}]  # the floor is not measured on what may be wrong

@@ -210,13 +210,14 @@ def rows(*numbers: float) -> Tensor:
 
 def evidence(found: Tensor, written: list[int]) -> Evidence:
     """A hit of one block of two tokens in slots 4 and 5, and one new token, in step 3."""
-    return Evidence("b", KEY, 3, 2, found, rows(1, 2, 3), (4, 5), written, 2)
+    return Evidence("b", KEY, 3, 0, 2, found, rows(1, 2, 3), (4, 5), written, 2)
 
 
 OLD = Computed(0, "old", 0, (4, 5), {KEY: rows(8, 9)})
 DONOR = Computed(1, "a", 0, (4, 5), {KEY: rows(1, 2)})
 PADDING = Computed(1, PADDING_REQUEST, 0, (), {KEY: rows(7)})
-INDEX = RowIndex([OLD, DONOR, PADDING], KEY)
+INDEX = RowIndex(KEY)
+INDEX.add([OLD, DONOR, PADDING])
 
 
 @pytest.mark.parametrize(
@@ -261,3 +262,42 @@ def test_what_a_slot_held_before_is_told_from_the_rest(
 def test_spans() -> None:
     assert spans([3]) == "3"
     assert spans([9, 0, 4, 5, 6]) == "0, 4 .. 6, 9"
+
+
+# -- what came before -------------------------------------------------------------------------
+
+
+def test_rows_that_come_again_with_every_piece() -> None:
+    """A piece of two tokens at positions 2 and 3, in step 4; before it came two others."""
+    piece = Evidence("a", KEY, 4, 2, 0, rows(1, 2, 3, 4), rows(3, 4), (), (), 2)
+    assert name_fault(piece, INDEX) == Named(
+        Fault.REPEATED, "4 rows instead of 2: those of positions 0 .. 1 came before them again"
+    )
+    unknown = replace(piece, found=rows(5, 5, 3, 4))
+    assert name_fault(unknown, INDEX) == Named(Fault.UNKNOWN, "4 rows instead of 2")
+
+
+def test_stale_rows_of_an_earlier_scenario_name_it() -> None:
+    index = RowIndex(KEY)
+    index.add([DONOR])
+    index.add([OLD], "repeat")
+    assert name_fault(evidence(rows(8, 9, 3), [1, 1]), index) == Named(
+        Fault.STALE,
+        "rows 0 .. 1 are what repeat's old wrote there in step 0, before the block was given away",
+    )
+
+
+def test_payload_that_was_cut_is_told_with_its_first_step() -> None:
+    def cut(piece: Delivered) -> Delivered:
+        return replace(piece, payload={"one": None, "other": "other was cut into rows"})
+
+    result = verify(FakeSession(damage=cut), choose(FACTS, ["repeat"], (), 4))
+    found = {(one.request, one.key): one for one in result.pairs if one.key in ("one", "other")}
+    assert {key: one.verdict for key, one in found.items()} == {
+        ("write-0", "one"): Verdict.EQUAL,
+        ("write-0", "other"): Verdict.CORRUPTION,
+        ("hit-0", "one"): Verdict.EQUAL,
+        ("hit-0", "other"): Verdict.CORRUPTION,
+    }
+    pair = found["hit-0", "other"]
+    assert (pair.fault, pair.diagnosis) == (Fault.PAYLOAD, "step 1: other was cut into rows")

@@ -12,7 +12,7 @@ class BuiltinCache:
     """`tensor_cache.TensorCache`, fed by the runner."""
 
     def __init__(self, block_size: int) -> None:
-        self._cache = TensorCache(block_size)
+        self.tensor_cache = TensorCache(block_size)
         self._finished: list[str] = []
 
     def begin(self, scheduler_output: Any) -> None:
@@ -21,16 +21,16 @@ class BuiltinCache:
     def step(self, layout: StepLayout, outputs: dict[str, Any]) -> Given:
         finished, self._finished = self._finished, []
         try:
-            self._cache.finish(finished)
-            self._cache.begin_step(layout)
-            self._cache.save(outputs)
+            self.tensor_cache.finish(finished)
+            self.tensor_cache.begin_step(layout)
+            saved = self.tensor_cache.save(outputs)
             rows = {}
             for one in layout.requests:
-                given = self._cache.materialize(one.request_id)
+                given = self.tensor_cache.materialize(one.request_id)
                 rows[one.request_id] = dict(given.rows)
         except OmnicacheError as error:
             return Given({}, str(error))
-        return Given(rows)
+        return Given(rows, payload=saved.payload)
 
     def close(self) -> None:
-        self._cache.commit()
+        self.tensor_cache.commit()

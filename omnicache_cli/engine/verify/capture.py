@@ -6,8 +6,8 @@ only where the model runs as Python: not inside a CUDA graph or a compiled one.
 
 import functools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,7 @@ class Given:
 
     rows: dict[str, dict[str, torch.Tensor]]
     refused: str | None = None  # it raised instead
+    payload: Mapping[str, Any] = field(default_factory=dict)  # handed through, of the whole step
 
 
 class AttachedCache(Protocol):
@@ -60,10 +61,11 @@ class Capture:
         """BadInputError: the model has no such layer."""
         self.cache: AttachedCache | None = None
         self.enabled = False  # profiling and warm-up runs are none of ours
+        self.payload: Callable[[StepLayout], Mapping[str, Any]] | None = None  # to send along
         self._runner = runner
         self._step = 0
         self._scheduled: Any = None
-        self._outputs: dict[str, torch.Tensor] = {}
+        self.outputs: dict[str, torch.Tensor] = {}
         self._recorded = Recorded([], [])
         for index, module in _layer_modules(runner, layers).items():
             module.register_forward_hook(functools.partial(self._keep, f"layers.{index}"))
@@ -85,7 +87,7 @@ class Capture:
         if isinstance(output, tuple):
             hidden, residual = output[0], output[1] if len(output) > 1 else None
             output = hidden if residual is None else hidden + residual
-        self._outputs[key] = output
+        self.outputs[key] = output
 
     def _execute_model(self, original: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
         self._scheduled = scheduler_output if self.enabled else None
@@ -97,15 +99,16 @@ class Capture:
             self._scheduled = None
 
     def _model_forward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._outputs.clear()
+        self.outputs.clear()
         output = original(*args, **kwargs)
         if self._scheduled is not None:
-            self._record(self._scheduled, output)
+            self.record(self._scheduled, output)
         return output
 
-    def _record(self, scheduler_output: Any, output: Any) -> None:
+    def record(self, scheduler_output: Any, output: Any) -> None:
+        """Behind a forward pass, whose `outputs` are there."""
         hidden = output[0] if isinstance(output, tuple) else output
-        outputs = {HIDDEN_STATES: hidden, **self._outputs}
+        outputs = {HIDDEN_STATES: hidden, **self.outputs}
         missing = [key for key in self.keys if key not in outputs]
         if missing:
             raise EngineFailedError(
@@ -127,16 +130,35 @@ class Capture:
             padding = {key: _own(outputs[key][layout.num_tokens :]) for key in self.keys}
             self._recorded.computed.append(Computed(layout.step, PADDING_REQUEST, 0, (), padding))
         if self.cache is not None:
-            given = self.cache.step(layout, outputs)
+            payload = {} if self.payload is None else dict(self.payload(layout))
+            given = self.cache.step(layout, {**outputs, **payload})
+            became = (
+                {key: _what_became(value, given, key) for key, value in payload.items()}
+                if given.refused is None
+                else {}
+            )
             size = _block_size(self._runner)
             self._recorded.delivered += [
-                _delivered(layout, one, given, one.request_id in resumed, size)
+                _delivered(layout, one, given, one.request_id in resumed, size, became)
                 for one in layout.requests
             ]
 
 
+def _what_became(value: Any, given: Given, key: str) -> str | None:
+    """Of a payload that was sent; None: it came back as it was."""
+    if key in given.payload:
+        return None if given.payload[key] is value else f"{key} came back as another object"
+    cut = any(key in rows for rows in given.rows.values())
+    return f"{key} is not per token and was cut into rows" if cut else f"{key} did not come back"
+
+
 def _delivered(
-    layout: StepLayout, one: RequestRows, given: Given, resumed: bool, block_size: int
+    layout: StepLayout,
+    one: RequestRows,
+    given: Given,
+    resumed: bool,
+    block_size: int,
+    payload: Mapping[str, str | None],
 ) -> Delivered:
     """What came back for one request, put where it belongs.
 
@@ -153,7 +175,7 @@ def _delivered(
     ]
     name = external_id(one.request_id, randomized=True)
     first = one.num_computed_tokens - hit
-    return Delivered(layout.step, name, hit, first, tuple(slots), rows, given.refused)
+    return Delivered(layout.step, name, hit, first, tuple(slots), rows, given.refused, payload)
 
 
 def step_layout(runner: Any, scheduler_output: Any, step: int, num_padded: int) -> StepLayout:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from omnicache_cli.engine.launch import Engine, Outcome
 from omnicache_cli.engine.options import EngineOptions, engine_config
@@ -15,7 +15,7 @@ from omnicache_cli.engine.verify.builtin import BuiltinCache
 from omnicache_cli.engine.verify.capture import AttachedCache, Capture, layer_paths
 from omnicache_cli.engine.verify.lint import refuse, refuse_groups
 from omnicache_cli.engine.verify.upstream import UpstreamCache
-from omnicache_cli.trace.workload import Prompt, Workload
+from omnicache_cli.trace.workload import Lora, Prompt, Workload
 from omnicache_cli.verify.run import Shape
 from omnicache_cli.verify.runs import How, RequestRun, RunRows, SampledToken
 from omnicache_cli.verify.scenarios import ModelFacts
@@ -38,6 +38,7 @@ class SessionOptions:
     cache: CacheKind = "builtin"
     baseline: Baseline = "engine"
     layers: tuple[int, ...] | None = None  # None: the first and the middle one
+    loras: tuple[Lora, ...] = ()  # the engine must be started for them
 
 
 class EngineSession:
@@ -61,17 +62,17 @@ class EngineSession:
             raise
 
     def _open(self, model: str, args: dict[str, Any], options: SessionOptions) -> None:
-        self._warm = self._stack.enter_context(Engine(EngineOptions(model, args)))
-        self.notes += self._warm.notes
-        runner = self._warm.model_runner
+        self.warm_engine = self._stack.enter_context(Engine(EngineOptions(model, args)))
+        self.notes += self.warm_engine.notes
+        runner = self.warm_engine.model_runner
         refuse_groups(runner.kv_cache_config.kv_cache_groups)
         layers = default_layers(runner) if options.layers is None else options.layers
-        self._warm_capture = Capture(runner, layers)
-        self._cache = _attach(options.cache, runner)
-        self._stack.callback(self._cache.close)
-        self._warm_capture.enabled = True
+        self.warm_capture = Capture(runner, layers)
+        self.attached = _attach(options.cache, runner)
+        self._stack.callback(self._close_cache)
+        self.warm_capture.enabled = True
         if options.baseline == "in-engine":
-            self._cold, self._cold_capture = self._warm, self._warm_capture
+            self._cold, self._cold_capture = self.warm_engine, self.warm_capture
             self._cold_sampling: dict[str, Any] = {"skip_reading_prefix_cache": True}
         else:
             cold_args = {**args, "enable_prefix_caching": False}
@@ -79,6 +80,9 @@ class EngineSession:
             self._cold_capture = Capture(self._cold.model_runner, layers)
             self._cold_capture.enabled = True
             self._cold_sampling = {}
+
+    def _close_cache(self) -> None:
+        self.attached.close()
 
     def _force_eager(self, args: dict[str, Any]) -> None:
         """Layer outputs are read by hooks, which no compiled graph calls."""
@@ -88,7 +92,7 @@ class EngineSession:
                 "runs in eager mode, to read the outputs of layers; --layers none leaves them out"
             )
 
-    def __enter__(self) -> "EngineSession":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -96,21 +100,21 @@ class EngineSession:
 
     @property
     def block_size(self) -> int:
-        groups = self._warm.model_runner.kv_cache_config.kv_cache_groups
+        groups = self.warm_engine.model_runner.kv_cache_config.kv_cache_groups
         return int(groups[0].kv_cache_spec.block_size)
 
     @property
     def keys(self) -> Sequence[str]:
-        return self._warm_capture.keys
+        return self.warm_capture.keys
 
     def described(self) -> dict[str, Any]:
         """What ran, for a report."""
-        runner = self._warm.model_runner
+        runner = self.warm_engine.model_runner
         return {
             "model": self._model,
             "cache": self._options.cache,
             "baseline": self._options.baseline,
-            "dtype": str(self._warm.model_config.dtype).removeprefix("torch."),
+            "dtype": str(self.warm_engine.model_config.dtype).removeprefix("torch."),
             "device": str(runner.device),
             "block size": self.block_size,
             "attention": runner.attn_groups[0][0].backend.get_name(),
@@ -119,17 +123,18 @@ class EngineSession:
 
     def facts(self) -> ModelFacts:
         """For the scenarios. Pictures are made for the time of the session."""
-        model = self._warm.model_config
-        placeholder = self._warm.image_placeholder()
+        model = self.warm_engine.model_config
+        placeholder = self.warm_engine.image_placeholder()
         return ModelFacts(
             block_size=self.block_size,
             max_model_len=int(model.max_model_len),
             vocab_size=int(model.get_vocab_size()),
-            count_tokens=self._warm.count_tokens,
+            count_tokens=self.warm_engine.count_tokens,
             image_placeholder=placeholder,
-            max_images=self._warm.max_images(),
-            max_num_seqs=self._warm.max_num_seqs,
+            max_images=self.warm_engine.max_images(),
+            max_num_seqs=self.warm_engine.max_num_seqs,
             pictures=None if placeholder is None else self._pictures(),
+            loras=self._options.loras,
         )
 
     def _pictures(self) -> tuple[Path, Path]:
@@ -141,9 +146,9 @@ class EngineSession:
 
     def with_cache(self, prompts: Mapping[str, Prompt], max_tokens: int, how: How) -> RunRows:
         """Through the prefix cache and the tensor cache."""
-        engine, capture = self._warm, self._warm_capture
+        engine, capture = self.warm_engine, self.warm_capture
         concurrency = max(1, len(prompts)) if how.together else 1
-        capture.cache = self._cache
+        capture.cache = self.attached
         try:
             with engine.prefill_in_pieces(how.pieces or 0):
                 return _run(engine, capture, prompts, max_tokens, {}, concurrency=concurrency)
@@ -167,12 +172,32 @@ class EngineSession:
         return rows
 
     def empty_cache(self) -> None:
-        self._warm.reset_prefix_cache()
+        self.warm_engine.reset_prefix_cache()
+
+    @property
+    def capturing(self) -> bool:
+        """Whether runs leave rows behind; without, they cost what they cost."""
+        return self.warm_capture.enabled
+
+    @capturing.setter
+    def capturing(self, enabled: bool) -> None:
+        self.warm_capture.enabled = self._cold_capture.enabled = enabled
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        return self._options.cache
+
+    def use_cache(self, kind: CacheKind) -> None:
+        """From now on, and a new one: it holds nothing yet."""
+        self.empty_cache()
+        self.attached.close()
+        self.attached = _attach(kind, self.warm_engine.model_runner)
+        self._options = dataclasses.replace(self._options, cache=kind)
 
     def limited_pool(self, num_blocks: int | None) -> AbstractContextManager[None]:
         if num_blocks is None:
             return contextlib.nullcontext()
-        return self._warm.limited_pool(num_blocks)
+        return self.warm_engine.limited_pool(num_blocks)
 
 
 def default_layers(runner: Any) -> tuple[int, ...]:

@@ -32,13 +32,13 @@ class UpstreamCache:
         view = get_prefix_cache_group_view(
             runner.input_batch, block_size, kv_cache_groups=runner.kv_cache_config.kv_cache_groups
         )
-        self._manager = OmniPrefixCacheManager(sizes, view)
-        self._manager.register_policy(ModelCachePolicy())
+        self.manager = OmniPrefixCacheManager(sizes, view)
+        self.manager.register_policy(ModelCachePolicy())
         self._refused: str | None = None  # by `begin`; told with the step
 
     def begin(self, scheduler_output: Any) -> None:
         try:
-            self._manager.new_step_starts(scheduler_output)
+            self.manager.new_step_starts(scheduler_output)
         except Exception as error:
             self._refused = told(error)
 
@@ -49,13 +49,13 @@ class UpstreamCache:
         others = {key: value for key, value in outputs.items() if key != HIDDEN_STATES}
         ids = [one.request_id for one in layout.requests]
         try:
-            number = self._manager.save_outputs(
+            number = self.manager.save_outputs(
                 outputs[HIDDEN_STATES],
                 others,
                 num_tokens_unpadded=layout.num_tokens,
                 num_tokens_padded=layout.num_tokens_padded,
             )
-            given = self._manager.materialize(number, ids)
+            given = self.manager.materialize(number, ids)
         except Exception as error:
             return Given({}, told(error))
         rows: dict[str, dict[str, Any]] = {request_id: {} for request_id in ids}
@@ -66,7 +66,14 @@ class UpstreamCache:
         return Given(rows)
 
     def close(self) -> None:
-        self._manager.shutdown()
+        self.manager.shutdown()
+
+
+def upstream_key(key: str) -> str:
+    """Its name for a key of ours."""
+    from vllm_omni.core.prefix_cache.interface import HIDDEN_KEY
+
+    return str(HIDDEN_KEY) if key == HIDDEN_STATES else key
 
 
 def told(error: Exception) -> str:
