@@ -31,6 +31,7 @@ class Fault(StrEnum):
     UNSTABLE = "differs from run to run"
     REFUSED = "refused by the cache"
     WRONG_KV = "wrong keys and values"
+    OUTPUT = "another output"
     OTHER_ADAPTER = "another adapter's rows"
     REPEATED = "rows given again"
     PAYLOAD = "payload cut into rows"

@@ -233,13 +233,13 @@ class Judge:
         wrong: Wrong | None = None
         if split is None and differs:
             wrong = Wrong(
-                Fault.UNKNOWN,
+                Fault.OUTPUT,
                 f"{len(one.request.tokens)} output tokens, without a cache {len(one.cold.tokens)}",
             )
         elif split is not None and not self._is_close_call(one, split):
             chosen = one.request.tokens[split].token_id
             wrong = Wrong(
-                Fault.WRONG_KV,
+                Fault.OUTPUT,
                 f"output token {split} is {chosen}, without a cache "
                 f"{one.cold.tokens[split].token_id}, by a margin that rounding does not explain",
                 Place(one.cold.num_prompt_tokens + split, None, None, None, None),
@@ -269,7 +269,7 @@ class Judge:
         if not worst <= limit:
             index = gaps.index(worst)
             wrong = Wrong(
-                Fault.WRONG_KV,
+                Fault.OUTPUT,
                 f"the log probability of output token {index} is off by {worst:.2g}, beyond "
                 f"{limit:.2g}",
                 Place(one.cold.num_prompt_tokens + index, None, None, None, None),

@@ -36,7 +36,10 @@ def _picture(title: str, pairs: Sequence[Pair], block_size: int, *, is_detail: b
     num_rows = max(len(one.row_errors) for one in pairs)
     width = positions_per_column(num_rows, block_size)
     starts = range(0, num_rows, width)
-    sentences = dict.fromkeys(one.diagnosis for one in pairs if one.diagnosis)
+    told = [one for one in pairs if one.fault is not None] or [
+        one for one in pairs if one.diagnosis
+    ]
+    sentences = [f"{one.key}: {one.diagnosis}" for one in told[:1]]
     hit = pairs[0].hit_tokens
     return Picture(
         title,

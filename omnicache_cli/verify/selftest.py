@@ -87,15 +87,15 @@ PLANTS = (
     ),
     Plant(
         *("weak-hash", "hash", "a block's hash leaves out its last token", "last-token"),
-        *(Fault.OTHER_REQUEST, "kekzl/imp#1301", frozenset({Fault.WRONG_KV})),
+        *(Fault.OTHER_REQUEST, "kekzl/imp#1301", frozenset({Fault.OUTPUT})),
     ),
     Plant(
         *("kept-hash", "block pool", "the hash of an evicted block stays", "eviction"),
-        *(Fault.OTHER_REQUEST, "kekzl/imp#1301", frozenset({Fault.WRONG_KV})),
+        *(Fault.OTHER_REQUEST, "kekzl/imp#1301", frozenset({Fault.OUTPUT})),
     ),
     Plant(
         *("moved-kv", "KV cache", "keys and values move by a block before the hit", "repeat"),
-        Fault.WRONG_KV,
+        *(Fault.WRONG_KV, "", frozenset({Fault.OUTPUT})),
     ),
 )
 

@@ -13,6 +13,9 @@ VIEWS = [
     ("--request", "#6"),
     ("--check",),
     ("--summary",),
+    ("--blocks",),
+    ("--requests",),
+    ("--evictions",),
 ]
 """Request 6 has the id of ten thousand characters."""
 

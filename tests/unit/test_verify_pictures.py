@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from omnicache_cli.report.html import as_html
-from omnicache_cli.report.model import MAX_PICTURE_COLUMNS, Report
-from omnicache_cli.report.text import as_text
-from omnicache_cli.verify.pictures import error_pictures, positions_per_column
-from omnicache_cli.verify.results import Pair, Verdict
+torch = pytest.importorskip("torch", reason="rows are torch tensors")
+
+from omnicache_cli.report.html import as_html  # noqa: E402
+from omnicache_cli.report.model import MAX_PICTURE_COLUMNS, Report  # noqa: E402
+from omnicache_cli.report.text import as_text  # noqa: E402
+from omnicache_cli.verify.faults import Fault  # noqa: E402
+from omnicache_cli.verify.pictures import error_pictures, positions_per_column  # noqa: E402
+from omnicache_cli.verify.results import Pair, Verdict  # noqa: E402
 
 EQUAL = Pair(
     *("repeat", "hit-0", "hidden_states", Verdict.EQUAL, "", 4, 1),
@@ -20,6 +23,7 @@ WRONG = replace(
     EQUAL,
     key="layers.0",
     verdict=Verdict.CORRUPTION,
+    fault=Fault.OTHER_BLOCK,
     diagnosis="rows 4 .. 7 are <of> block 0",
     row_errors=(0.0, 1e-3, 2e-3, 0.0, 0.5, 0.5, None, 0.5, 0.0),
 )
@@ -46,12 +50,13 @@ def test_a_picture_shows_each_row_between_the_borders_of_blocks() -> None:
         "              token 0token 9".replace("0t", "0 t"),
         "\u00b7 equal   \u2591 within the noise floor   \u2592 within twice the floor   "
         "\u2593 no row   \u2588 beyond",
-        "restored: tokens 0 .. 3; rows 4 .. 7 are <of> block 0",
+        "restored: tokens 0 .. 3; layers.0: rows 4 .. 7 are <of> block 0",
     ]
     page = as_html(Report("verify", "T", {}, (picture,)))
     assert page.count('<td class="s4"') == 2
     assert page.count('<td class="s4 border"') == 1
-    assert '<span class="under">restored: tokens 0 .. 3; rows 4 .. 7 are &lt;of&gt; block 0' in page
+    note = "restored: tokens 0 .. 3; layers.0: rows 4 .. 7 are &lt;of&gt; block 0"
+    assert f'<span class="under">{note}' in page
 
 
 def test_what_is_equal_is_drawn_in_html_only() -> None:

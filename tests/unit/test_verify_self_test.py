@@ -117,17 +117,19 @@ def test_a_consequence_is_no_other_name() -> None:
     test = outcome_of(("weak-hash", lambda piece: piece))
     (trial,) = test.planted
     assert not trial.is_caught
-    pair = pair_called(Fault.WRONG_KV)
+    pair = pair_called(Fault.OUTPUT)
     assert not replace(trial, found=(pair,)).is_named
     assert replace(trial, found=(pair, pair_called(plant.fault))).is_named
     assert not replace(trial, found=(pair_called(plant.fault), pair_called(Fault.STALE))).is_named
 
 
 def test_every_fault_has_a_plant() -> None:
-    """All names that `verify` gives to rows, but for what a cache says itself and what it cannot
-    name; adapters are mixed in tests/engine."""
+    """All names that `verify` gives, but for what a cache says itself, what it cannot name and
+    what follows from another one; adapters are mixed in tests/engine."""
     names = {one.fault for one in PLANTS}
-    assert set(Fault) - names == {Fault.REFUSED, Fault.UNKNOWN, Fault.OTHER_ADAPTER}
+    assert set(Fault) - names == {
+        *(Fault.REFUSED, Fault.UNKNOWN, Fault.OUTPUT, Fault.OTHER_ADAPTER),
+    }
     assert len({one.name for one in PLANTS}) == len(PLANTS)
 
 
