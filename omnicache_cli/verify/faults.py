@@ -222,13 +222,28 @@ def _from_elsewhere(
         return Named(Fault.STALE, f"{rows_are(wrong)} {what}")
     inside = set(e.slots)
     if all(any(one.slot in inside for one in each) for each in donors):
-        blocks = sorted({wrong_one // e.block_size for wrong_one in wrong})
-        from_ = sorted({one.position // e.block_size for each in donors for one in each[:1]})
-        text = f"{rows_are(wrong)} of block {spans(from_)}, not of block {spans(blocks)}"
-        return Named(Fault.OTHER_BLOCK, text)
+        return Named(Fault.OTHER_BLOCK, f"{rows_are(wrong)} {_other_blocks(e, wrong, donors)}")
     donor = donors[0][0]
     text = f"{rows_are(wrong)} those of {donor.request}, from position {donor.position} on"
     return Named(Fault.OTHER_REQUEST, text)
+
+
+def _other_blocks(e: Evidence, wrong: Sequence[int], donors: Sequence[Sequence[Origin]]) -> str:
+    """`of block 1, not of block 2`; of several, which has whose."""
+    whose: defaultdict[int, set[int]] = defaultdict(set)
+    for row, each in zip(wrong, donors, strict=True):
+        inside = next(one for one in each if one.slot in e.slots)
+        whose[row // e.block_size].add(inside.position // e.block_size)
+    if len(whose) == 1:
+        ((block, others),) = whose.items()
+        return f"of block {spans(others)}, not of block {block}"
+    shown = [f"block {block} has those of {spans(others)}" for block, others in whose.items()]
+    more = len(shown) - SHOWN_BLOCKS
+    rest = f", and {more} more" if more > 0 else ""
+    return f"of other blocks: {', '.join(shown[:SHOWN_BLOCKS])}{rest}"
+
+
+SHOWN_BLOCKS = 4
 
 
 def _latest(donors: Sequence[Sequence[Origin]]) -> Origin:

@@ -85,7 +85,7 @@ def zero_block(rows: Tensor) -> Tensor:
         (
             blocks_swapped,
             Fault.OTHER_BLOCK,
-            "rows 0 .. 7 are of block 0 .. 1, not of block 0 .. 1",
+            "rows 0 .. 7 are of other blocks: block 0 has those of 1, block 1 has those of 0",
         ),
         (
             lambda rows: torch.cat([rows[4:8], rows[4:]]),
