@@ -48,8 +48,8 @@ round 2: 5 tokens computed: vLLM reuses full blocks of 32 and always computes th
 round 2: new block 32 was in the table of the first round too: freed in between and taken again
 
 Tensors that a hit restores, against a run without a cache
-builtin: equal: 1152 hit tokens in 36 blocks of 16 requests; 175 pairs: 175 equal
-vllm-omni: equal: 1152 hit tokens in 36 blocks of 16 requests; 175 pairs: 175 equal
+builtin: equal: 1216 hit tokens in 38 blocks of 17 requests; 190 pairs: 190 equal
+vllm-omni: equal: 1216 hit tokens in 38 blocks of 17 requests; 190 pairs: 190 equal
 """
 
 
