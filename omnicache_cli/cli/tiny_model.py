@@ -20,6 +20,7 @@ FIRST_TRACE = {
     "hybrid": '--block-size 32 --rounds 2 --prompt "$(yes full blocks | head -c 1200)" -o run',
     "wide": '--block-size 32 --rounds 2 --prompt "The cache remembers every full block." -o run',
     "lora": "--block-size 32 --rounds 2 --prompts prompts.jsonl -o run (the file: docs/trace.md)",
+    "omni": '--block-size 32 --rounds 2 --prompt "The cache remembers every full block." -o run',
 }
 """Per kind, options with which the second round hits a block (a token is a character), where the
 engine caches the kind at all."""
@@ -49,9 +50,9 @@ def tiny_model(
 ) -> None:
     """Write a tiny model with random weights that vLLM really loads.
 
-    About a megabyte (wide: 30), the same bytes every time: good for trying omnicache without a GPU
-    or a download, and for the tests of your own project. Nearly all its time goes into importing
-    torch and transformers. Without arguments the kinds are listed.
+    About a megabyte (wide: 30, omni: 59), the same bytes every time: good for trying omnicache
+    without a GPU or a download, and for the tests of your own project. Nearly all its time goes
+    into importing torch and transformers. Without arguments the kinds are listed.
 
     Example: omnicache tiny-model text tiny
     """

@@ -11,4 +11,5 @@ TINY_MODEL_KINDS: dict[str, str] = {
     "hybrid": "Qwen3-Next, three state layers and one of attention: four KV cache groups.",
     "wide": "The text model, 16 times as wide: results differ by rounding with the batch shape.",
     "lora": "The text model and two adapters: DIR/adapter-a and DIR/adapter-b.",
+    "omni": "Qwen3-Omni, for vLLM-Omni: thinker (text, images, sound, experts), talker, code2wav.",
 }

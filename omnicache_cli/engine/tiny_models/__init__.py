@@ -13,6 +13,7 @@ from omnicache_cli.engine.tiny_models.hybrid import hybrid_model_files
 from omnicache_cli.engine.tiny_models.image import image_model_files
 from omnicache_cli.engine.tiny_models.lora import lora_model_files
 from omnicache_cli.engine.tiny_models.mla import mla_model_files
+from omnicache_cli.engine.tiny_models.omni import omni_model_files
 from omnicache_cli.engine.tiny_models.sliding import sliding_model_files
 from omnicache_cli.engine.tiny_models.text import text_model_files, wide_model_files
 from omnicache_cli.errors import EngineMissingError, UsageError
@@ -27,6 +28,7 @@ BUILDERS: dict[str, Callable[[], ModelFiles]] = {
     "hybrid": hybrid_model_files,
     "wide": wide_model_files,
     "lora": lora_model_files,
+    "omni": omni_model_files,
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from omnicache_cli.engine.tiny_models.tokenizer import generation_config, tokenizer_files
@@ -22,3 +24,18 @@ def checkpoint_files(
         "model.safetensors": random_weights(build),
         **tokenizer_files(max_positions),
     }
+
+
+@contextmanager
+def unheard(module: str) -> Iterator[None]:
+    """Nothing is logged by a module that warns of what does not matter here."""
+    logger = logging.getLogger(module)
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False

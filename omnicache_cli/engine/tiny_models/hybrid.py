@@ -5,9 +5,7 @@ The state layers keep one state per sequence instead of keys and values per toke
 KV cache group of each, and sizes all blocks so that a state fits into one.
 """
 
-import logging
-
-from omnicache_cli.engine.tiny_models.checkpoint import checkpoint_files
+from omnicache_cli.engine.tiny_models.checkpoint import checkpoint_files, unheard
 from omnicache_cli.engine.tiny_models.tokenizer import (
     EOS_TOKEN,
     PAD_TOKEN,
@@ -49,15 +47,7 @@ def hybrid_model_files() -> dict[str, bytes]:
         pad_token_id=special_id(PAD_TOKEN),
     )
     # It would say that kernels are missing which a model without values does not need.
-    logger = logging.getLogger(Qwen3NextForCausalLM.__module__)
-    logger.addFilter(_nothing)
-    try:
+    with unheard(Qwen3NextForCausalLM.__module__):
         return checkpoint_files(
             config, lambda: Qwen3NextForCausalLM(config), max_positions=MAX_POSITIONS
         )
-    finally:
-        logger.removeFilter(_nothing)
-
-
-def _nothing(_: logging.LogRecord) -> bool:
-    return False

@@ -75,7 +75,7 @@ def _filled(name: str, shape: Sequence[int]) -> torch.Tensor:
     import torch
 
     noise = _unit_noise(name, shape)
-    if name == "lm_head.weight":
+    if name in ("lm_head.weight", "thinker.lm_head.weight"):
         values = noise * (LOGIT_GAIN / math.sqrt(shape[-1]))
         # Only printable characters get a logit other than 0, so greedy output is readable, as
         # long as max_tokens says, and free of image placeholders.
