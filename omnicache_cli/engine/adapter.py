@@ -56,6 +56,7 @@ def engine_source(
     kv_cache = scheduler.kv_cache_config
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
     eagle = scheduler.kv_cache_manager.coordinator.eagle_group_ids
+    stage = getattr(model, "model_stage", None)  # vLLM-Omni's ModelConfig has it, vLLM's has not
     return EngineSource(
         source=source,
         engine=engine,
@@ -103,6 +104,8 @@ def engine_source(
         randomized_request_ids=not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION,
         cache_hit_alignment_tokens=_hit_alignment(scheduler.kv_cache_manager),
         checks_hashes=checks_hashes,
+        stage_id=None if stage is None else int(model.stage_id),
+        stage=None if stage is None else plain(stage),
     )
 
 

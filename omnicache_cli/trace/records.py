@@ -105,6 +105,8 @@ class EngineSource(Record, frozen=True, tag="engine"):
     randomized_request_ids: bool  # vLLM appended -xxxxxxxx to every request id
     cache_hit_alignment_tokens: BlockSize | None = None  # every hit is a multiple; None: no cache
     checks_hashes: bool = False  # WrongHash is recorded where a block's hash is not its tokens'
+    stage_id: Count | None = None  # place in a pipeline of vLLM-Omni; None: it is no stage
+    stage: str | None = None  # its name there: thinker, talker, code2wav, ...
 
 
 class WorkerSource(Record, frozen=True, tag="worker"):

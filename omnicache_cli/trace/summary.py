@@ -122,6 +122,19 @@ class PoolUsage:
 
 
 @dataclass(slots=True)
+class StageTotals:
+    """One engine that is a stage of vLLM-Omni. Hits are counted as of the whole run."""
+
+    stage_id: int | None
+    stage: str
+    num_steps: int = 0
+    num_arrived: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    enable_prefix_caching: bool = False
+
+
+@dataclass(slots=True)
 class Summary:
     """What a run, or one engine of it, did in all."""
 
@@ -140,6 +153,7 @@ class Summary:
     queried_tokens_by_modality: Counter[str] = field(default_factory=Counter)
     hit_tokens_by_modality: Counter[str] = field(default_factory=Counter)
     pools: dict[str, PoolUsage] = field(default_factory=dict)  # by engine
+    stages: dict[str, StageTotals] = field(default_factory=dict)  # by engine; stages only
     evicted_blocks: int = 0
     preemptions: int = 0
     resets: int = 0
@@ -254,6 +268,7 @@ def _add_step(summary: Summary, step: Step) -> None:
     if pool is None:
         pool = summary.pools[step.engine.engine] = PoolUsage(step.engine.num_gpu_blocks - 1)
     pool.add(step.number, step.record.num_free_blocks)
+    _add_stage(summary, step)
     _add_arrivals(summary, step.arrived)
     requests = (
         {request.number: request.record for request in step.requests}
@@ -272,6 +287,24 @@ def _add_step(summary: Summary, step: Step) -> None:
     sampled = [one.sample_ns for one in views if one.sample_ns is not None]
     if sampled:
         summary.phases["sample"].add(max(sampled))
+
+
+def _add_stage(summary: Summary, step: Step) -> None:
+    engine = step.engine
+    if engine.stage is None:
+        return
+    totals = summary.stages.setdefault(
+        engine.engine,
+        StageTotals(
+            engine.stage_id, engine.stage, enable_prefix_caching=engine.enable_prefix_caching
+        ),
+    )
+    totals.num_steps += 1
+    totals.num_arrived += len(step.arrived)
+    for one in step.record.admitted:
+        if not one.resumed and one.session_prompt_tokens is None:
+            totals.queried_tokens += one.queried_tokens
+            totals.hit_tokens += one.hit_tokens
 
 
 def _add_arrivals(summary: Summary, requests: Iterable[Request]) -> None:

@@ -88,3 +88,39 @@ def test_blocks_that_come_as_an_iterator_are_read_once(
     setattr(owner, PROBE_ATTRIBUTE, Failing(recorder))
     found = called(WRAPPERS["block_pool.BlockPool.free_blocks"], owner, *args, **kwargs)
     assert [*found[0], *found[1].values()] == [[1, 2]]
+
+
+class Counting:
+    """A scheduler's probe, as far as `add_request` asks it."""
+
+    def __init__(self, recorder: recording.Recorder) -> None:
+        self.recorder = recorder
+        self.added: list[str] = []
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self.added
+
+    def add_request(self, request: Any) -> None:
+        self.added.append(request.request_id)
+
+
+def test_a_request_that_an_override_hands_on_is_added_once(recorder: recording.Recorder) -> None:
+    """As the schedulers of vLLM-Omni do: their add_request calls vLLM's, and both are wrapped."""
+    make = WRAPPERS["scheduler.Scheduler.add_request"]
+
+    class Request:
+        request_id = "r0"
+
+    def base(self: Traced, request: Any) -> None:
+        self.calls += 1
+
+    inner = make(base)
+
+    def override(self: Traced, request: Any) -> None:
+        inner(self, request)
+
+    owner = Traced()
+    probe = Counting(recorder)
+    setattr(owner, PROBE_ATTRIBUTE, probe)
+    make(override)(owner, Request())
+    assert (owner.calls, probe.added) == (1, ["r0"])

@@ -84,7 +84,8 @@ def add_request(original: Method) -> Method:
         result = original(self, *args, **kwargs)
         if new is not None:
             with guarded(probe.recorder, "Scheduler.add_request"):
-                probe.add_request(new)
+                if not probe.is_live(new.request_id):  # else an override called what it overrides
+                    probe.add_request(new)
         return result
 
     return add_request

@@ -17,7 +17,7 @@ from omnicache_cli.trace.records import (
 )
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
-from omnicache_cli.trace.views.view import View, steps_of
+from omnicache_cli.trace.views.view import View, engine_title, steps_of
 from omnicache_cli.trace.views.words import counted, milliseconds, phase_ns
 
 TEXT_ROWS = 1000
@@ -48,12 +48,13 @@ def show_steps(run: Run, engine: str | None, *, every_step: bool) -> View:
         if every_step or len(kept) < TEXT_ROWS:
             kept.append(row)
     sections: list[Section] = [_facts(run, num_steps)]
-    names = list(run.engines)
     several = len({row["engine"] for row in kept}) > 1
-    for number, name in enumerate(names):
+    for name in run.engines:
         mine = [row for row in kept[:TEXT_ROWS] if row["engine"] == name]
         if mine:
-            title = f"Engine {number}, {name}: {_TITLE.lower()}" if several else _TITLE
+            heading = engine_title(run, name)
+            titled = several or run.engines[name].stage is not None
+            title = f"{heading}: {_TITLE.lower()}" if titled else _TITLE
             rows = [_cells(row) for row in mine]
             sections.append(Table(title, _COLUMNS, rows, one_line_rows=True))
     if not num_steps:

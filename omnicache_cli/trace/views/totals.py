@@ -23,6 +23,8 @@ def summary_report(run: Run, summary: Summary, command: str = "show") -> Report:
     remarks = [one for one in (no_hit_reason(summary), version_remark(summary)) if one is not None]
     if remarks:
         sections.append(Lines("", remarks))
+    if summary.stages:
+        sections.append(_stage_table(summary))
     if len(summary.queried_tokens_by_modality) > 1:
         sections.append(_modality_table(summary))
     if len(summary.pools) > 1:
@@ -131,6 +133,19 @@ def _pool_table(summary: Summary) -> Table:
     )
 
 
+def _stage_table(summary: Summary) -> Table:
+    """What each stage of a pipeline hit: counted from its scheduler's output."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, one in summary.stages.items():
+        rate = one.hit_tokens / one.queried_tokens if one.queried_tokens else None
+        place = one.stage if one.stage_id is None else f"{one.stage_id} {one.stage}"
+        caching = "on" if one.enable_prefix_caching else "off"
+        counts = (one.num_steps, one.num_arrived, one.queried_tokens, one.hit_tokens)
+        rows.append((place, name, caching, *counts, _percent(rate)))
+    columns = ("stage", "engine", "prefix caching", "steps", "requests", "queried", "hit", "rate")
+    return Table("Stages", columns, sorted(rows, key=lambda row: str(row[0])))
+
+
 def _modality_table(summary: Summary) -> Table:
     rates = summary.hit_rate_by_modality
     rows: list[tuple[Cell, ...]] = []
@@ -217,6 +232,19 @@ def summary_data(summary: Summary) -> dict[str, Any]:
                 "final_usage": pool.final,
             }
             for name, pool in summary.pools.items()
+        ],
+        "stages": [
+            {
+                "engine": name,
+                "stage_id": one.stage_id,
+                "stage": one.stage,
+                "enable_prefix_caching": one.enable_prefix_caching,
+                "steps": one.num_steps,
+                "requests": one.num_arrived,
+                "queried_tokens": one.queried_tokens,
+                "hit_tokens": one.hit_tokens,
+            }
+            for name, one in summary.stages.items()
         ],
         "evicted_blocks": summary.evicted_blocks,
         "eviction_frequency": summary.eviction_frequency,

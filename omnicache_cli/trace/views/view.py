@@ -36,16 +36,30 @@ def steps_of(run: Run, engine: str | None) -> Iterator[Step]:
 
 
 def is_engine(run: Run, name: str, wanted: str | None) -> bool:
-    """Is this the engine that the user named? The first engine of a run is number 0."""
-    return wanted is None or wanted in (name, str(list(run.engines).index(name)))
+    """Is this the engine that the user named, by id, number or the name of its stage? The first
+    engine of a run is number 0."""
+    known = (name, str(list(run.engines).index(name)), run.engines[name].stage)
+    return wanted is None or wanted in known
 
 
 def engine_choices(run: Run) -> str:
-    return ", ".join(f"{number} ({name})" for number, name in enumerate(run.engines)) or "none"
+    choices = (f"{number} ({_named(run, name)})" for number, name in enumerate(run.engines))
+    return ", ".join(choices) or "none"
 
 
 def engine_title(run: Run, name: str) -> str:
     """The heading of what is about one engine: empty where the run has no other."""
-    if len(run.engines) < 2:
+    if len(run.engines) < 2 and run.engines[name].stage is None:
         return ""
-    return f"Engine {list(run.engines).index(name)}, {name}"
+    return f"Engine {list(run.engines).index(name)}, {_named(run, name)}"
+
+
+def stage_title(run: Run, name: str) -> str | None:
+    """`0 thinker`; None: the engine is no stage of vLLM-Omni."""
+    engine = run.engines[name]
+    return None if engine.stage is None else f"{engine.stage_id} {engine.stage}"
+
+
+def _named(run: Run, name: str) -> str:
+    stage = stage_title(run, name)
+    return name if stage is None else f"{name}, stage {stage}"
