@@ -22,6 +22,8 @@ from omnicache_cli.cli.options import (
 )
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.cli.trace import read_workload
+from omnicache_cli.cli.verify_omni import check_stage_options, open_session, verify_pipeline
+from omnicache_cli.cli.verify_omni import lint as run_lint
 from omnicache_cli.errors import EXIT_DONE, BadInputError, RefusedOutputError, UsageError
 from omnicache_cli.report.formats import render
 from omnicache_cli.report.output import check_output, deliver, note
@@ -78,6 +80,21 @@ def verify(
         Literal["engine", "in-engine"],
         typer.Option(help="An engine without a cache, or requests that do not read it."),
     ] = "engine",
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A stage of vLLM-Omni, such as thinker: its own runner, cache and payload.",
+        ),
+    ] = None,
+    deploy_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A deploy file of vLLM-Omni: every stage of it."),
+    ] = None,
+    lint: Annotated[
+        bool,
+        typer.Option("--lint", help="With --deploy-config: say what would be cached, run nothing."),
+    ] = False,
     atol: Annotated[
         float | None, typer.Option(min=0, help="With --rtol: instead of the noise floor.")
     ] = None,
@@ -113,7 +130,8 @@ def verify(
     Runs the model with a prefix cache and without, captures hidden states and layer outputs token
     by token, and compares: restored rows must be the rows that were written, bit for bit, and all
     rows must be as close to the run without a cache as such runs are to each other. Exit 1: they
-    are not. Exit 3: no hit happened, so nothing was verified.
+    are not. Exit 3: no hit happened, so nothing was verified. With --stage or --deploy-config:
+    vLLM-Omni's own runner, or a whole pipeline (docs/omni.md).
 
     Example: omnicache verify tiny --block-size 32
     """
@@ -123,6 +141,10 @@ def verify(
     check_names(scenario or ())
     if OWN in (scenario or ()) and prompts is None:
         raise UsageError(f"--scenario {OWN} is about prompts of your own; name them with --prompts")
+    check_stage_options(context)
+    if deploy_config is not None:
+        (run_lint if lint else verify_pipeline)(context, model, deploy_config)
+        return
     if save is not None:
         check_save_folder(save)
     if self_test and any(one is not None for one in (prompts, save, atol, rtol, *(scenario or ()))):
@@ -145,13 +167,12 @@ def verify(
     ):
         from omnicache_cli.engine.options import (
             EngineOptions,
-            check_engine_args,
             check_model,
             lora_args,
             prepare_environment,
             vllm_version,
         )
-        from omnicache_cli.engine.verify.session import EngineSession, SessionOptions
+        from omnicache_cli.engine.verify.session import SessionOptions
         from omnicache_cli.verify.report import EXIT_CODES, summary_line, verify_report
         from omnicache_cli.verify.run import verify as run_and_judge
         from omnicache_cli.verify.scenarios import choose
@@ -160,9 +181,8 @@ def verify(
         needed = lora_args((*own, *(Prompt(None, [], lora=one) for one in loras)))
         asked = engine_args(context.params, ENGINE_PARAMETERS)
         args = EngineOptions(check_model(model), {**needed, **asked})
-        check_engine_args(args)
         options = SessionOptions(cache or "builtin", baseline, wanted_layers, loras)
-        with EngineSession(args, options) as session:
+        with open_session(args, options, stage) as session:
             for line in [] if quiet else session.notes:
                 note(line)
             wanted = choose(session.facts(), scenario or (), own, max_tokens)

@@ -54,9 +54,12 @@ def check_workload(options: EngineOptions, workload: Workload) -> None:
 class Engine:
     """One running engine of this process. Use as a context manager: it leaves no child behind."""
 
-    def __init__(self, options: EngineOptions) -> None:
-        """EngineMissingError: vLLM is not installed. EngineFailedError: it does not start."""
-        engine_args = engine_args_class()
+    def __init__(self, options: EngineOptions, args_class: Any = None) -> None:
+        """`args_class`: vLLM's EngineArgs, or a subclass, which the options are fields of.
+
+        EngineMissingError: vLLM is not installed. EngineFailedError: it does not start.
+        """
+        engine_args = args_class or engine_args_class()
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
 

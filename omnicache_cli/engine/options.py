@@ -41,9 +41,12 @@ def prepare_environment(*, engine_process: bool, quiet_engine: bool = True) -> N
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
-def check_engine_args(options: EngineOptions) -> None:
-    """UsageError: an argument this vLLM does not know, with the nearest that it does."""
-    known = {field.name for field in dataclasses.fields(engine_args_class())}
+def check_engine_args(options: EngineOptions, args_class: Any = None) -> None:
+    """UsageError: an argument this vLLM does not know, with the nearest that it does.
+
+    `args_class`: vLLM's EngineArgs, or a subclass with more fields.
+    """
+    known = {field.name for field in dataclasses.fields(args_class or engine_args_class())}
     for name in options.args:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -51,10 +54,11 @@ def check_engine_args(options: EngineOptions) -> None:
             raise UsageError(f"vLLM has no engine argument {name!r}; {hint}")
 
 
-def engine_config(options: EngineOptions) -> Any:
+def engine_config(options: EngineOptions, args_class: Any = None) -> Any:
     """The VllmConfig that these options lead to, without an engine. EngineFailedError: none."""
+    make = args_class or engine_args_class()
     try:
-        return engine_args_class()(model=options.model, **options.args).create_engine_config()
+        return make(model=options.model, **options.args).create_engine_config()
     except Exception as error:
         raise EngineFailedError(f"vLLM did not start: {first_line(error)}{hint(error)}") from error
 

@@ -9,19 +9,28 @@ import os
 ENVIRONMENT_VARIABLE = "OMNICACHE_TRACE"
 """JSON object: folder (str), token_ids (bool), salt_key (hex): see `probe.recorder.Settings`."""
 
+PAYLOADS_VARIABLE = "OMNICACHE_PAYLOADS"
+"""A folder: what passes between stages of vLLM-Omni is kept there, see `omni.wire`."""
+
 PLUGIN_NAME = "omnicache_cli"
 """Our name in the entry-point group, for VLLM_PLUGINS."""
 
 
 def register() -> None:
-    """Install the probe when tracing is asked for. Never raises: that would kill the engine."""
+    """Install what the environment asks for. Never raises: that would kill the engine."""
     asked = os.environ.get(ENVIRONMENT_VARIABLE)
-    if not asked:
+    payloads = os.environ.get(PAYLOADS_VARIABLE)
+    if not asked and not payloads:
         return
     try:
-        from omnicache_cli.engine.probe import install
+        if asked:
+            from omnicache_cli.engine.probe import install
 
-        install.install(asked)
+            install.install(asked)
+        if payloads:
+            from omnicache_cli.engine.omni import wire
+
+            wire.install(payloads)
     except Exception as error:  # an engine without a trace beats no engine
         import sys
 

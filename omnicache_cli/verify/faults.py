@@ -34,7 +34,7 @@ class Fault(StrEnum):
     OUTPUT = "another output"
     OTHER_ADAPTER = "another adapter's rows"
     REPEATED = "rows given again"
-    PAYLOAD = "payload cut into rows"
+    PAYLOAD = "payload changed"
     KIND = "another kind of rows"
     UNKNOWN = "rows of unknown origin"
 
@@ -122,7 +122,14 @@ def name_fault(evidence: Evidence, index: RowIndex) -> Named:
         if named is not None:
             return named
     wrong = _differing(found, truth)
+    if wrong and all(one < evidence.hit and _in_this_step(evidence, one) for one in wrong):
+        what = "of before this scenario: another request writes them in this very step"
+        return Named(Fault.TOO_EARLY, f"{rows_are(wrong)} {what}")
     return Named(Fault.UNKNOWN, f"{rows_are(wrong)} none that the model computed")
+
+
+def _in_this_step(e: Evidence, row: int) -> bool:
+    return e.written[row] == e.step
 
 
 def _lost(e: Evidence, found: list[bytes], truth: list[bytes], index: RowIndex) -> Named | None:

@@ -84,9 +84,13 @@ class IntegrityCheck:
         if piece.refused is not None:
             return Wrong(Fault.REFUSED, f"the cache refused: {piece.refused}")
         rows, hit = piece.rows.get(key), piece.hit_tokens
+        computed = new.rows.get(key)
+        if computed is None:  # the model put out no such key in this step
+            return (
+                None if rows is None else Wrong(Fault.KIND, "rows that the model did not put out")
+            )
         if rows is None:
             return Wrong(Fault.NEVER_CACHED, "no rows came back for this key")
-        computed = new.rows[key]
         written = self.ledger.rows(piece.hit_slots, key) if hit else computed[:0]
         if written is None:
             return self._never_written(piece, key, new)

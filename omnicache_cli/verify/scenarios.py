@@ -28,6 +28,8 @@ class ModelFacts:
     max_num_seqs: int = 2  # requests that may run at once
     pictures: tuple[Path, Path] | None = None  # two that differ, of one size
     loras: tuple[Lora, ...] = ()  # adapters to send requests with
+    audio_placeholder: str | None = None  # in a prompt's text; None: the model takes no audio
+    sounds: tuple[Path, Path] | None = None  # two that differ, of one length
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,28 @@ def _other_image(facts: ModelFacts) -> Scenario | NotRun:
     return Scenario("other-image", "the same text with another picture", (one,), (other,))
 
 
+_NO_AUDIO = "no audio: the model takes none, or it is not run as a stage (--stage)"
+
+
+def _audio(facts: ModelFacts) -> Scenario | NotRun:
+    if facts.audio_placeholder is None or facts.sounds is None:
+        return NotRun("audio", _NO_AUDIO)
+    text = f"{_more_than_a_block(facts)}{facts.audio_placeholder}What is it?"
+    one, other = (Prompt(text, None, audio=(sound,)) for sound in facts.sounds)
+    what = "a sound, the same again, and another"
+    return Scenario("audio", what, (one,), (one,), others=(other,))
+
+
+def _image_audio(facts: ModelFacts) -> Scenario | NotRun:
+    if facts.pictures is None or facts.audio_placeholder is None or facts.sounds is None:
+        return NotRun("image-audio", _NO_AUDIO)
+    text = f"{_around_image(facts)}And this? {facts.audio_placeholder}"
+    picture, (one, other) = facts.pictures[0], facts.sounds
+    first, second = (Prompt(text, None, (picture,), audio=(sound,)) for sound in (one, other))
+    what = "a picture and a sound, the same again, and with another sound"
+    return Scenario("image-audio", what, (first,), (first,), others=(second,))
+
+
 _BUILDERS: dict[str, Callable[[ModelFacts], Scenario | NotRun]] = {
     "repeat": _repeat,
     "shared-prefix": _shared,
@@ -273,6 +297,8 @@ _BUILDERS: dict[str, Callable[[ModelFacts], Scenario | NotRun]] = {
     "two-images": _two_images,
     "lora": _lora,
     "lora-mixed": _lora_mixed,
+    "audio": _audio,
+    "image-audio": _image_audio,
 }
 SCENARIOS = tuple(name for name in _BUILDERS if name != "lora-mixed")
 """Those that run when none is named. vLLM 0.30 on a CPU fails `lora-mixed`: see docs/verify.md."""
@@ -311,8 +337,12 @@ def _ids(facts: ModelFacts, *parts: tuple[int, int]) -> list[int]:
 
 def _around_image(facts: ModelFacts) -> str:
     """Text of more than a block, the picture, a question."""
+    return f"{_more_than_a_block(facts)}{facts.image_placeholder}What does it show?"
+
+
+def _more_than_a_block(facts: ModelFacts) -> str:
     words = "The picture below is one of a series; look at it closely. "
     text = words
     while facts.count_tokens(text) < facts.block_size + 8:
         text += words
-    return f"{text}{facts.image_placeholder}What does it show?"
+    return text

@@ -156,6 +156,7 @@ def test_a_sound_cache_is_equal_everywhere() -> None:
         "other-image",
         "two-images",
         "lora",
+        *("audio", "image-audio"),
     ]
     assert summary_line(result) == (
         "verify: equal: 160 hit tokens in 40 blocks of 15 requests; 136 pairs: 136 equal"

@@ -301,3 +301,16 @@ def test_payload_that_was_cut_is_told_with_its_first_step() -> None:
     }
     pair = found["hit-0", "other"]
     assert (pair.fault, pair.diagnosis) == (Fault.PAYLOAD, "step 1: other was cut into rows")
+
+
+def test_unknown_rows_in_slots_of_this_very_step_were_read_too_early() -> None:
+    """What was there is of a scenario before, and so of unknown origin."""
+    truth = torch.arange(24.0).reshape(6, 4)
+    found = torch.cat([truth[:2] + 100, truth[2:]])
+    evidence = Evidence("hit-0", KEY, 7, 0, 4, found, truth, [0, 1, 2, 3], [7, 7, 7, 7], 4)
+    assert name_fault(evidence, RowIndex(KEY)) == Named(
+        Fault.TOO_EARLY,
+        "rows 0 .. 1 are of before this scenario: another request writes them in this very step",
+    )
+    before = replace(evidence, written=[6, 7, 7, 7])
+    assert name_fault(before, RowIndex(KEY)).fault is Fault.UNKNOWN

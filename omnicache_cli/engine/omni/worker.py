@@ -18,14 +18,18 @@ class CpuGenerationModelRunner(GPUGenerationModelRunner, CPUModelRunner):
 class CpuARWorker(OmniWorkerMixin, CPUWorker):
     """Builds vLLM-Omni's runner in place of vLLM's."""
 
+    model_runner_cls = CpuARModelRunner  # vLLM-Omni asks it whether stages can be connected
+
     def init_device(self) -> None:
         super().init_device()
-        self.model_runner = CpuARModelRunner(self.vllm_config, self.device)
+        self.model_runner = self.model_runner_cls(self.vllm_config, self.device)
 
 
 class CpuGenerationWorker(OmniWorkerMixin, CPUWorker):
     """Builds vLLM-Omni's runner in place of vLLM's."""
 
+    model_runner_cls = CpuGenerationModelRunner
+
     def init_device(self) -> None:
         super().init_device()
-        self.model_runner = CpuGenerationModelRunner(self.vllm_config, self.device)
+        self.model_runner = self.model_runner_cls(self.vllm_config, self.device)

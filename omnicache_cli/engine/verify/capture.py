@@ -122,12 +122,12 @@ class Capture:
         slots = layout.slot_mapping.tolist()
         for one in layout.requests:
             part = slice(one.first_row, one.first_row + one.num_rows)
-            rows = {key: _own(outputs[key][part]) for key in self.keys}
+            rows = {key: own_rows(outputs[key][part]) for key in self.keys}
             name = external_id(one.request_id, randomized=True)
             piece = Computed(layout.step, name, one.num_computed_tokens, tuple(slots[part]), rows)
             self._recorded.computed.append(piece)
         if layout.num_tokens < layout.num_tokens_padded:
-            padding = {key: _own(outputs[key][layout.num_tokens :]) for key in self.keys}
+            padding = {key: own_rows(outputs[key][layout.num_tokens :]) for key in self.keys}
             self._recorded.computed.append(Computed(layout.step, PADDING_REQUEST, 0, (), padding))
         if self.cache is not None:
             payload = {} if self.payload is None else dict(self.payload(layout))
@@ -137,9 +137,9 @@ class Capture:
                 if given.refused is None
                 else {}
             )
-            size = _block_size(self._runner)
+            size = block_size_of(self._runner)
             self._recorded.delivered += [
-                _delivered(layout, one, given, one.request_id in resumed, size, became)
+                delivered_piece(layout, one, given, one.request_id in resumed, size, became)
                 for one in layout.requests
             ]
 
@@ -152,7 +152,7 @@ def _what_became(value: Any, given: Given, key: str) -> str | None:
     return f"{key} is not per token and was cut into rows" if cut else f"{key} did not come back"
 
 
-def _delivered(
+def delivered_piece(
     layout: StepLayout,
     one: RequestRows,
     given: Given,
@@ -165,7 +165,7 @@ def _delivered(
     A request that resumes after a preemption was given the rows of its prefix when it ran before;
     a cache may give only what is new.
     """
-    rows = {key: _own(value) for key, value in given.rows.get(one.request_id, {}).items()}
+    rows = {key: own_rows(value) for key, value in given.rows.get(one.request_id, {}).items()}
     hit = one.hit_tokens or 0
     if resumed and all(len(value) <= one.num_rows for value in rows.values()):
         hit = 0
@@ -205,7 +205,7 @@ def step_layout(runner: Any, scheduler_output: Any, step: int, num_padded: int) 
         num_tokens=int(scheduler_output.total_num_scheduled_tokens),
         num_tokens_padded=num_padded,
         requests=requests,
-        new_block_ids=_new_blocks(scheduler_output, hits, _block_size(runner)),
+        new_block_ids=_new_blocks(scheduler_output, hits, block_size_of(runner)),
     )
 
 
@@ -232,11 +232,11 @@ def _new_blocks(scheduler_output: Any, hits: dict[str, int], block_size: int) ->
     return tuple(blocks)
 
 
-def _block_size(runner: Any) -> int:
+def block_size_of(runner: Any) -> int:
     return int(runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
 
 
-def _own(rows: torch.Tensor) -> torch.Tensor:
+def own_rows(rows: torch.Tensor) -> torch.Tensor:
     return rows.detach().to("cpu", copy=True)
 
 

@@ -68,7 +68,7 @@ class EngineSession:
         refuse_groups(runner.kv_cache_config.kv_cache_groups)
         layers = default_layers(runner) if options.layers is None else options.layers
         self.warm_capture = Capture(runner, layers)
-        self.attached = _attach(options.cache, runner)
+        self.attached: AttachedCache | None = _attach(options.cache, runner)
         self._stack.callback(self._close_cache)
         self.warm_capture.enabled = True
         if options.baseline == "in-engine":
@@ -82,7 +82,8 @@ class EngineSession:
             self._cold_sampling = {}
 
     def _close_cache(self) -> None:
-        self.attached.close()
+        if self.attached is not None:
+            self.attached.close()
 
     def _force_eager(self, args: dict[str, Any]) -> None:
         """Layer outputs are read by hooks, which no compiled graph calls."""
@@ -138,20 +139,24 @@ class EngineSession:
         )
 
     def _pictures(self) -> tuple[Path, Path]:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="omnicache-")))
+        folder = self._folder()
         paths = folder / "one.png", folder / "other.png"
         for seed, path in enumerate(paths):
             write_test_image(path, width=PICTURE_SIZE[0], height=PICTURE_SIZE[1], seed=seed)
         return paths
 
+    def _folder(self) -> Path:
+        """For files of the session's time."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="omnicache-")))
+
     def with_cache(self, prompts: Mapping[str, Prompt], max_tokens: int, how: How) -> RunRows:
         """Through the prefix cache and the tensor cache."""
         engine, capture = self.warm_engine, self.warm_capture
-        concurrency = max(1, len(prompts)) if how.together else 1
+        many = max(1, len(prompts)) if how.together else 1
         capture.cache = self.attached
         try:
             with engine.prefill_in_pieces(how.pieces or 0):
-                return _run(engine, capture, prompts, max_tokens, {}, concurrency=concurrency)
+                return run_prompts(engine, capture, prompts, max_tokens, {}, concurrency=many)
         finally:
             capture.cache = None
 
@@ -162,11 +167,11 @@ class EngineSession:
         run = (self._cold, self._cold_capture)
         if shape is not Shape.CUT:
             many = len(prompts) if shape is Shape.TOGETHER else 1
-            return _run(*run, prompts, max_tokens, self._cold_sampling, concurrency=many)
+            return run_prompts(*run, prompts, max_tokens, self._cold_sampling, concurrency=many)
         rows = RunRows()
         for name, tokens in cut.items():
             with self._cold.prefill_in_pieces(tokens):
-                one = _run(*run, {name: prompts[name]}, max_tokens, self._cold_sampling)
+                one = run_prompts(*run, {name: prompts[name]}, max_tokens, self._cold_sampling)
             rows.requests |= one.requests
             rows.computed += one.computed
         return rows
@@ -190,7 +195,7 @@ class EngineSession:
     def use_cache(self, kind: CacheKind) -> None:
         """From now on, and a new one: it holds nothing yet."""
         self.empty_cache()
-        self.attached.close()
+        self._close_cache()
         self.attached = _attach(kind, self.warm_engine.model_runner)
         self._options = dataclasses.replace(self._options, cache=kind)
 
@@ -213,7 +218,7 @@ def _attach(kind: CacheKind, runner: Any) -> AttachedCache:
     return BuiltinCache(int(groups[0].kv_cache_spec.block_size))
 
 
-def _run(
+def run_prompts(
     engine: Engine,
     capture: Capture,
     prompts: Mapping[str, Prompt],

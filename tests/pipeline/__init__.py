@@ -1,0 +1,1 @@
+"""Stages and pipelines of vLLM-Omni, on its own runners."""
