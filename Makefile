@@ -9,7 +9,7 @@ BROWSER_VENV := .venv-browser
 BROWSER_STAMP := $(BROWSER_VENV)/.omnicache-setup
 BROWSER_PYTHON := $(BROWSER_VENV)/bin/python
 
-.PHONY: help setup demo test test-unit test-fuzz test-engine test-browser lint format bench docs lock clean
+.PHONY: help setup demo test test-unit test-fuzz test-engine test-pipeline test-browser lint format bench docs lock clean
 
 help:
 	@echo "make setup        .venv with the CPU engine and the tools, from requirements/cpu.txt"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-unit    without an engine, seconds"
 	@echo "make test-fuzz    the reader against ten thousand damaged files, a minute"
 	@echo "make test-engine  with a real engine on the CPU"
+	@echo "make test-pipeline with stages of vLLM-Omni, and a whole pipeline of them"
 	@echo "make test-browser HTML reports in a real browser, in an environment of its own: .venv-browser"
 	@echo "make lint         ruff and mypy; make format mends the layout"
 	@echo "make bench        benchmarks/*.py, one JSON object each as the last line"
@@ -47,6 +48,9 @@ test-engine: setup
 	$(PYTEST) -q tests/engine/test_kv_size_exact.py
 	VLLM_PLUGINS=omnicache_cli,vllm_omni_register_models $(PYTEST) -q -k "not lost and not probe" \
 		tests/engine/test_trace.py tests/engine/test_engine_process.py
+
+test-pipeline: setup
+	$(PYTEST) -q tests/pipeline
 
 # Without an engine, and so without .venv. OMNICACHE_BROWSER names a browser; otherwise one on the
 # path is taken, or fetched into .venv-browser.

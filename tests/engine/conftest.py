@@ -25,6 +25,9 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     VLLM_LOGGING_LEVEL="WARNING",
     HF_HUB_OFFLINE="1",
+    # One thread: a tiny model's kernels are shorter than the barriers between threads.
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
 )
 
 HERE = Path(__file__).parent
