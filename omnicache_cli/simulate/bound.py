@@ -93,14 +93,8 @@ class RangeMaximum:
 
     def _grow(self) -> None:
         """Twice as wide: what there is becomes the left half."""
-        largest, added = [0], [0]
-        for old, new in ((self._largest, largest), (self._added, added)):
-            new += [old[1] if new is largest else 0]
-            width = 1
-            while width <= self._size:
-                new += old[width : 2 * width] + [0] * width
-                width *= 2
-        self._largest, self._added = largest, added
+        self._largest = _wider(self._largest, self._size, self._largest[1])
+        self._added = _wider(self._added, self._size, 0)
         self._size *= 2
 
     def add(self, first: int, end: int, value: int) -> None:
@@ -144,3 +138,13 @@ class RangeMaximum:
         if end > middle:
             found = max(found, self._maximum(2 * node + 1, middle, high, first, end))
         return found + self._added[node]
+
+
+def _wider(tree: list[int], size: int, root: int) -> list[int]:
+    """The tree over `size` leaves as the left half of one twice as wide."""
+    wider = [0, root]
+    width = 1
+    while width <= size:
+        wider += tree[width : 2 * width] + [0] * width
+        width *= 2
+    return wider

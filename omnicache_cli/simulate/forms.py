@@ -31,6 +31,9 @@ class Tokenizer(Protocol):
     def chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """Token ids of a conversation, the start of the answer included."""
 
+    def answer(self, text: str) -> list[int]:
+        """Token ids of an answer, which begins no prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
@@ -42,6 +45,9 @@ class Pieces:
     def chat(self, messages: list[dict[str, Any]]) -> list[int]:
         turns = "".join(f"<{one['role']}>\n{one['content']}\n" for one in messages)
         return self.text(f"{turns}<assistant>\n")
+
+    def answer(self, text: str) -> list[int]:
+        return self.text(text)
 
 
 _PIECE = re.compile(r" ?\w{1,6}|\s+|[^\w\s]")
@@ -84,6 +90,14 @@ class Lines:
                 ]
             yield read(line, where, f"p{index}")
             index += 1
+
+    def notes(self) -> list[str]:
+        """What is to be said once all is read."""
+        if not self.unhashed_tokens:
+            return []
+        return [
+            f"{self.unhashed_tokens:,} prompt tokens have no hash id; they are taken to hit never"
+        ]
 
     # -- prompts ------------------------------------------------------------------------------
 
@@ -155,7 +169,7 @@ class Lines:
                 f"{needed}; give --hash-tokens"
             )
         self.unhashed_tokens += max(0, tokens - len(ids) * size)
-        default = "ms" if size == PUBLISHED_SIZES[0] else "s"
+        default: TimeUnit = "ms" if size == PUBLISHED_SIZES[0] else "s"
         return SimRequest(
             name,
             tokens,
@@ -277,7 +291,7 @@ def _answer(response: Response, tokenizer: Tokenizer | None) -> list[int]:
         return []
     first = response.choices[0]
     text = first.text if first.message is None else first.message.content
-    return tokenizer.text(text) if isinstance(text, str) and text else []
+    return tokenizer.answer(text) if isinstance(text, str) and text else []
 
 
 def _turn(message: Any, where: str) -> dict[str, Any]:

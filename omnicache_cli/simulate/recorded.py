@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from omnicache_cli.errors import BadInputError, UsageError
 from omnicache_cli.prefix.prompts import Adapter, MediaItem
@@ -31,6 +32,38 @@ class RecordedEngine:
         """Of the pool on one rank; None: it was recorded without tensors."""
         total = sum(int(one["size"]) for one in self.source.kv_cache_tensors)
         return total // self.source.num_gpu_blocks if total else None
+
+    def settings(self) -> dict[str, Any]:
+        """Of the scheduler, by the names of the engine room's PoolPlan."""
+        options = self.source.options
+        return {
+            "max_model_len": options["max_model_len"],
+            "max_num_batched_tokens": options["max_num_batched_tokens"],
+            "max_num_seqs": options["max_num_seqs"],
+            "hash_algo": options["prefix_caching_hash_algo"],
+            "retention_interval": options["prefix_cache_retention_interval"],
+            "match_unit": self.source.hash_block_size if len(self.source.groups) > 1 else None,
+            "drops_unit": any(one.is_eagle_group for one in self.source.groups),
+            "enable_prefix_caching": self.source.enable_prefix_caching,
+        }
+
+    def notes(self) -> tuple[str, ...]:
+        """What of the engine is not simulated."""
+        options = self.source.options
+        found = []
+        if options["num_spec_tokens"]:
+            found.append("speculative decoding is not simulated: a step gives one token")
+        if options["async_scheduling"]:
+            found.append(
+                "asynchronous scheduling is not simulated: requests may end a step earlier"
+            )
+        if options["policy"] != "fcfs":
+            found.append(
+                f"the policy {options['policy']} is not simulated: first come, first served"
+            )
+        if not self.source.enable_prefix_caching:
+            found.append("prefix caching was off in the run, and is off here")
+        return tuple(found)
 
     def group_texts(self) -> list[str]:
         """The groups as `--group` takes them. BadInputError: one has another kind of cache."""
@@ -121,6 +154,21 @@ class RecordedRequests:
                 yield self._request(one, *ended.pop(one.number))
             else:
                 self.num_unfinished += 1
+
+    def notes(self) -> list[str]:
+        """What is to be said once all is read."""
+        found = []
+        if self.num_aborted:
+            found.append(
+                f"{self.num_aborted:,} requests were aborted: they end at their last token"
+            )
+        if self.num_unfinished:
+            found.append(f"{self.num_unfinished:,} requests had not ended with the run: left out")
+        if self.num_sessions:
+            found.append(
+                f"{self.num_sessions:,} parts of streaming-input sessions are not simulated"
+            )
+        return found
 
     def _request(self, one: Request, status: str, num_output_tokens: int) -> SimRequest:
         record = one.record

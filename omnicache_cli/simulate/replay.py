@@ -12,6 +12,7 @@ from zlib import crc32
 from omnicache_cli.errors import BadInputError
 from omnicache_cli.simulate.bound import Bound
 from omnicache_cli.simulate.request import SimRequest
+from omnicache_cli.simulate.timeline import PoolState
 from omnicache_cli.simulate.watch import PoolWatch
 
 ArrivalMode = Literal["one-by-one", "step", "clock"]
@@ -54,7 +55,9 @@ class Pool(Protocol):
 
     watch: PoolWatch
     block_size: int  # tokens; a hit is counted in these
+    is_plain: bool  # one KV cache group, of full attention
     num_unfinished: int
+    on_scheduled: Callable[[Stepped], None] | None  # called inside each step, once blocks are taken
 
     def add(self, request: SimRequest) -> None:
         """BadInputError: it can never run here."""
@@ -64,6 +67,9 @@ class Pool(Protocol):
 
     def abort(self, request: SimRequest) -> Finished | None:
         """Its client goes away; None: it has ended before."""
+
+    def state(self) -> PoolState:
+        """Every block as it is now. Takes time in proportion to the pool."""
 
 
 @dataclass(frozen=True, slots=True)

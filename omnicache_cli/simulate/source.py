@@ -7,7 +7,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from omnicache_cli.errors import BadInputError, UsageError
 
@@ -52,7 +52,7 @@ def _plain(raw: IO[bytes]) -> IO[bytes]:
     stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
     head = stream.peek(4)[:4]
     if head.startswith(GZIP):
-        return gzip.open(stream, "rb")
+        return cast(IO[bytes], gzip.open(stream, "rb"))
     if head.startswith(ZSTD):
         return _zstd(stream)
     return stream

@@ -40,6 +40,8 @@ class ReplayPool:
     def __init__(self, plan: PoolPlan, shared: SharedHashes) -> None:
         self.watch = PoolWatch(plan.num_blocks)
         self.num_unfinished = 0
+        self.on_scheduled: Callable[[Stepped], None] | None = None
+        self.is_plain = len(plan.groups) == 1 and plan.groups[0].kind == "full"
         self._plan = plan
         self._shared = shared
         self._scheduler, self._hasher = build(plan, log_stats=False)
@@ -90,7 +92,9 @@ class ReplayPool:
                 f"request {request.name} needs {tokens} tokens, and a request has at most "
                 f"{self._plan.max_model_len}; give a larger --max-model-len"
             )
-        blocks = sum(-(-(tokens - 1) // size) for size in self._full_blocks)  # the last not computed
+        blocks = sum(
+            -(-(tokens - 1) // size) for size in self._full_blocks
+        )  # the last not computed
         if blocks > self._plan.num_blocks:
             raise BadInputError(
                 f"request {request.name} needs {blocks} blocks, and the pool has "
@@ -112,6 +116,8 @@ class ReplayPool:
             self.watch.end_step(self._pool.free_block_queue.num_free_blocks)
         else:
             self._count_idle()
+        if self.on_scheduled is not None:
+            self.on_scheduled(stepped)
         scheduler.update_from_output(output, self._ran(output.num_scheduled_tokens))
         if scheduler.finished_req_ids:
             stepped.finished = self._finished(scheduler.finished_req_ids)
@@ -288,7 +294,7 @@ def _known_hasher(
 
     if known:
         return of_all
-    return hasher if hashes is None else of_prompt  # type: ignore[no-any-return]
+    return hasher if hashes is None else of_prompt
 
 
 @cache
