@@ -159,9 +159,11 @@ class Lines:
         tokens, ids = entry.input_length, entry.hash_ids
         if tokens < 1:
             raise BadInputError(f"{where}: input_length is {tokens}; the least is 1")
-        if self._hash_tokens is None:
-            self._hash_tokens = _size_of(tokens, len(ids), where)
-        size = self._hash_tokens
+        size = entry.block_size or self._hash_tokens
+        if size is None:
+            size = self._hash_tokens = _size_of(tokens, len(ids), where)
+        if size < 1:
+            raise BadInputError(f"{where}: block_size is {size}; the least is 1")
         needed = -(-tokens // size)
         if len(ids) > needed:
             raise BadInputError(
@@ -242,23 +244,24 @@ class HashLine(msgspec.Struct, frozen=True):
     hash_ids: list[int | str]
     output_length: int | None = None
     timestamp: float | None = None
+    block_size: int | None = None  # tokens under one id
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    hash_ids: msgspec.Raw | None = None
-    messages: msgspec.Raw | None = None
-    body: msgspec.Raw | None = None
-    request: msgspec.Raw | None = None
-    model: msgspec.Raw | None = None
+    hash_ids: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = msgspec.Raw()
+    request: msgspec.Raw = msgspec.Raw()
+    model: msgspec.Raw = msgspec.Raw()
 
 
 def form_of(line: bytes, where: str) -> Form:
     """By the fields of a first line."""
     keys = _decoded(line, _Keys, where, "a request")
-    if keys.hash_ids is not None:
+    if bytes(keys.hash_ids):
         return "hashes"
     logged = (keys.messages, keys.body, keys.request, keys.model)
-    return "openai" if any(one is not None for one in logged) else "prompts"
+    return "openai" if any(map(bytes, logged)) else "prompts"
 
 
 def _decoded(line: bytes, kind: Any, where: str, what: str) -> Any:

@@ -16,11 +16,27 @@ MAX_WAITING = 100_000
 """Requests that arrived after one that has not ended yet; more are not kept."""
 
 
+NEEDED = {
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "prefix_caching_hash_algo"),
+    *("prefix_cache_retention_interval", "num_spec_tokens", "async_scheduling", "policy"),
+    "kv_connector",
+}
+"""Options of the engine's record."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedEngine:
     """What a simulation takes over from the engine of a run."""
 
     source: EngineSource
+
+    def __post_init__(self) -> None:
+        """BadInputError: the run does not say what is needed."""
+        missing = NEEDED - self.source.options.keys()
+        if missing:
+            raise BadInputError(
+                f"the run does not tell {', '.join(sorted(missing))} of its engine; record it again"
+            )
 
     @property
     def num_blocks(self) -> int:

@@ -152,6 +152,8 @@ class ReplayPool:
                 for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
                 if name in cached.resumed_req_ids
             ]
+            order = {name: number for number, name in enumerate(output.num_scheduled_tokens)}
+            found.sort(key=lambda one: order[self._names[id(one.request)]])
         return found
 
     def _admission(self, name: str, hit_tokens: int) -> Admitted:
