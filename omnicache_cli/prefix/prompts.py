@@ -85,16 +85,18 @@ def read_line(line: bytes, where: str, name: str, *, max_tokens: int = 1) -> Ask
         raise BadInputError(
             f"{where}: not a prompt ({error}); see docs/explain.md for the fields{hint}"
         ) from error
-    return _asked(parsed, where, name, max_tokens)
+    return _asked(parsed, where, name, max_tokens, may_be_negative=b"-" in line)
 
 
-def _asked(line: PromptLine, where: str, name: str, max_tokens: int) -> AskedPrompt:
+def _asked(
+    line: PromptLine, where: str, name: str, max_tokens: int, *, may_be_negative: bool
+) -> AskedPrompt:
     if (line.prompt is None) == (line.prompt_token_ids is None):
         raise BadInputError(f"{where}: give exactly one of prompt and prompt_token_ids")
     if not (line.prompt if line.prompt is not None else line.prompt_token_ids):
         raise BadInputError(f"{where}: the prompt is empty; vLLM needs at least one token")
     ids = line.prompt_token_ids
-    if ids is not None and min(ids) < 0:
+    if ids is not None and may_be_negative and min(ids) < 0:
         raise BadInputError(f"{where}: token id {min(ids)} is negative; ids start at 0")
     if line.max_tokens is not None and line.max_tokens < 1:
         raise BadInputError(f"{where}: max_tokens is {line.max_tokens}; the least is 1")

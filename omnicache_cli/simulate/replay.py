@@ -19,7 +19,7 @@ ArrivalMode = Literal["one-by-one", "step", "clock"]
 Route = Literal["round-robin", "prefix-hash", "least-loaded"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
     """A request starts to run, for the first time or after a preemption."""
 
@@ -30,7 +30,7 @@ class Admitted:
     block_hashes: Sequence[bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """A request has ended and gave its blocks back."""
 

@@ -1,5 +1,6 @@
 """One workload at several pool sizes, side by side, read once."""
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -102,10 +103,18 @@ def run_study(
     requests: Iterable[SimRequest], setup: Setup, make_pool: Callable[[int], Pool]
 ) -> Study:
     """BadInputError: no request, or no pool size that can run them all."""
+    try:
+        return _run(requests, setup, make_pool)
+    finally:
+        gc.unfreeze()
+
+
+def _run(requests: Iterable[SimRequest], setup: Setup, make_pool: Callable[[int], Pool]) -> Study:
     study: Study | None = None
     for request in requests:
         if study is None:
             study = _start(request, setup, make_pool)
+            gc.freeze()  # or the garbage collector would walk vLLM and the pools again and again
         study.num_requests += 1
         study.prompt_tokens += request.num_prompt_tokens
         study.output_tokens += request.num_output_tokens

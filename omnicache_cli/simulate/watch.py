@@ -8,7 +8,9 @@ from typing import Any
 
 from omnicache_cli.trace.summary import PoolUsage
 
-BATCH = 4096
+STEPS_UNSETTLED = 1024
+"""Steps whose values are kept one by one: counting many at once is cheap."""
+
 SUB_BUCKETS = 32
 """Values below are counted exactly, larger ones within 1 / 32 of themselves."""
 
@@ -43,9 +45,6 @@ class Distribution:
                 return value
         return None
 
-    def is_full(self) -> bool:
-        return len(self._new) >= BATCH
-
 
 def _floor(value: int) -> int:
     shift = max(0, value.bit_length() - SUB_BUCKETS.bit_length())
@@ -69,22 +68,23 @@ class PoolWatch:
         self._used_at = [0] * (num_blocks + 1)
         self._born = [0] * (num_blocks + 1)
 
-    def on_block_allocated(self, block: Any) -> None:
-        self._taken = taken = self._taken + 1
-        number = block.block_id
-        self._used_at[number] = taken
-        self._born[number] = self.step
-
     def on_block_accessed(self, block: Any) -> None:
         number = block.block_id
         self.reuse_distances.add(self._taken - self._used_at[number])
         self._used_at[number] = self._taken
 
     def on_block_evicted(self, block: Any) -> None:
-        """vLLM calls it for every block that it hands out, cached or not."""
+        """vLLM calls it for every block that it takes from the free queue, cached or not."""
+        number = block.block_id
         if block.block_hash is not None:
             self.evictions += 1
-            self.lifetimes.add(self.step - self._born[block.block_id])
+            self.lifetimes.add(self.step - self._born[number])
+        self._taken = taken = self._taken + 1
+        self._used_at[number] = taken
+        self._born[number] = self.step
+
+    on_block_allocated = id
+    """Called after it for the same block. Nothing is left to do, and this is the cheapest call."""
 
     def reset(self) -> None:
         """The prefix cache was reset: nothing is counted as evicted."""
@@ -93,6 +93,6 @@ class PoolWatch:
         """After a schedule() that scheduled tokens."""
         self.usage.add(self.step, num_free_blocks)
         self.step += 1
-        for one in (self.lifetimes, self.reuse_distances):
-            if one.is_full():
-                one.settle()
+        if self.step % STEPS_UNSETTLED == 0:
+            self.lifetimes.settle()
+            self.reuse_distances.settle()

@@ -213,14 +213,13 @@ class Block:
 
 def test_lives_and_reuse_distances() -> None:
     watch = PoolWatch(4)
-    watch.on_block_evicted(Block(1))  # vLLM asks of each block that it hands out
-    watch.on_block_allocated(Block(1))
+    watch.on_block_evicted(Block(1))  # vLLM says it of each block that it hands out
     watch.end_step(3)
     for number in (2, 3):
-        watch.on_block_allocated(Block(number))
+        watch.on_block_evicted(Block(number))
     watch.on_block_accessed(Block(1))
     watch.end_step(1)
-    watch.on_block_allocated(Block(4))
+    watch.on_block_evicted(Block(4))
     watch.on_block_accessed(Block(1))
     watch.on_block_evicted(Block(2, b"hash"))
     watch.end_step(0)

@@ -80,7 +80,7 @@ class PoolScheduler:
 
     def __post_init__(self) -> None:
         """EngineMissingError: no vLLM here. UsageError: vLLM refuses the plan."""
-        self._scheduler, self._hasher = build(self.plan, log_stats=True)
+        self._scheduler, self._hasher, _ = build(self.plan, log_stats=True)
 
     def add(self, one: PoolRequest) -> None:
         """A request arrives. BadInputError: the pool or the model length is too small for it."""
@@ -179,8 +179,8 @@ class PoolScheduler:
         )
 
 
-def build(plan: PoolPlan, *, log_stats: bool) -> tuple[Any, Any]:
-    """vLLM's Scheduler, and its block hasher.
+def build(plan: PoolPlan, *, log_stats: bool) -> tuple[Any, Any, Any]:
+    """vLLM's Scheduler, its block hasher, and the hash function in it.
 
     EngineMissingError: no vLLM here. UsageError: vLLM refuses the plan.
     """
@@ -217,7 +217,7 @@ def build(plan: PoolPlan, *, log_stats: bool) -> tuple[Any, Any]:
         )
     except (ValueError, AssertionError) as error:
         raise UsageError(f"vLLM refuses these KV cache groups: {error}") from error
-    return scheduler, hasher
+    return scheduler, hasher, hash_function
 
 
 def _config(plan: PoolPlan) -> Any:
