@@ -102,8 +102,8 @@ def _points(study: Study, setup: Setup, subject: Subject) -> Table:
 
 def _blocks(study: Study) -> Table:
     columns = (
-        *("blocks", "in use, mean %", "peak %", "steps", "life p50, steps", "p90"),
-        *("reuse distance p50, blocks", "p90"),
+        *("blocks", "mean in use, %", "peak, %", "steps", "life p50, steps", "life p90"),
+        *("reuse p50, blocks", "reuse p90"),
     )
     rows: list[tuple[Cell, ...]] = []
     for one in study.points:
@@ -122,7 +122,9 @@ def _blocks(study: Study) -> Table:
                     watch.reuse_distances.percentile(90),
                 )
             )
-    return Table("Blocks: in use, until evicted, between two uses", columns, rows)
+    return Table(
+        "Blocks: in use; life until eviction; reuse, blocks taken between two uses", columns, rows
+    )
 
 
 def _replicas(study: Study) -> Table:

@@ -181,18 +181,19 @@ def test_an_answer_that_is_known_is_hit_by_the_next_turn() -> None:
     assert replay.totals.hit_tokens == 64  # of 79 computed ones
 
 
-def test_states_and_windows_hit_as_vllm_has_it() -> None:
-    """X8 of the explain examples: checkpoints of states at 1584, 2112 and 2200 only."""
-    made = pool(400, full(528), states(528), max_num_batched_tokens=2048)
-    first = ids(1, 2200)
-    hits: list[int] = []
+@pytest.mark.parametrize(("shared", "hits"), [(1600, [0, 1584, 1584]), (1500, [0, 0, 1056])])
+def test_states_hit_at_their_checkpoints_only(shared: int, hits: list[int]) -> None:
+    """X8 of explain's examples: the third hits where the first two parted."""
+    made = pool(400, full(528), states(528), max_num_batched_tokens=2048, retention_interval=None)
+    found: list[int] = []
     replay = Replay([Replica(made, None)], Arrivals())
-    replay.on_admitted = lambda _, one: hits.append(one.hit_tokens)
-    for name, shared in (("a", 2200), ("b", 1600), ("c", 2200)):
-        prompt = first[:shared] + ids(7, 2200 - shared)
-        replay.feed(SimRequest(name, 2200, 1, prompt))
+    replay.on_admitted = lambda _, one: found.append(one.hit_tokens)
+    first = ids(1, 2200)
+    for seed in (1, 8, 9):
+        prompt = first if seed == 1 else first[:shared] + ids(seed, 2200 - shared)
+        replay.feed(SimRequest(str(seed), 2200, 1, prompt))
     replay.finish()
-    assert hits == [0, 1584, 2112]
+    assert found == hits
 
 
 def test_no_better_policy_beats_the_bound_and_lru_does_not_either() -> None:
@@ -250,3 +251,17 @@ def test_replicas_split_what_one_pool_has_together(
         rates[route] = point["hit_tokens"]
         assert sum(one["requests"] for one in point["pools"]) == 6
     assert rates == {"round-robin": 0, "prefix-hash": 3 * 48}
+
+
+def test_the_page_on_the_six_steps_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = (str(EXAMPLES / "six-steps.jsonl"), "--blocks", "10", "--block-size", "4")
+    assert omnicache("simulate", *arguments, "--timeline", "--quiet") == 0
+    printed = capsys.readouterr().out
+    page = (ROOT / "docs" / "six-steps.md").read_text(encoding="utf-8")
+    shown = [part for part in page.split("```\n")[1::2] if part.startswith("Step")]
+    assert len(shown) == 5
+    for part in shown:
+        for piece in part.split("...\n"):
+            assert piece in printed
