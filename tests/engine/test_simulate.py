@@ -7,12 +7,21 @@ from typing import Any
 import jsonschema
 import pytest
 
+from omnicache_cli.engine.environment import Recording
 from omnicache_cli.engine.modelfree.replay import ReplayPool, SharedHashes
-from omnicache_cli.engine.modelfree.scheduler import GroupPlan, PoolPlan
+from omnicache_cli.engine.modelfree.scheduler import (
+    GroupPlan,
+    PoolPlan,
+    PoolRequest,
+    PoolScheduler,
+)
+from omnicache_cli.engine.tracing import tracing
 from omnicache_cli.prefix.prompts import Adapter
 from omnicache_cli.simulate.bound import Bound
 from omnicache_cli.simulate.replay import Arrivals, Replay, Replica
 from omnicache_cli.simulate.request import KnownHashes, SimRequest
+from omnicache_cli.trace.run import Run
+from omnicache_cli.trace.summary import summarize
 from tests.engine.model_free import full, ids, sliding, states
 from tests.engine.test_trace_command import omnicache
 
@@ -40,7 +49,7 @@ def request(name: str, seed: int, length: int, output: int = 1, **more: Any) -> 
     return SimRequest(name, length, output, ids(seed, length), **more)
 
 
-def run(made: ReplayPool, arrivals: Arrivals, *requests: SimRequest) -> Replay:
+def replayed(made: ReplayPool, arrivals: Arrivals, *requests: SimRequest) -> Replay:
     replay = Replay([Replica(made, None)], arrivals)
     for one in requests:
         replay.feed(one)
@@ -64,7 +73,7 @@ def test_s1_the_last_token_is_always_computed(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(("num_blocks", "preemptions"), [(7, 1), (10, 0), (11, 0)])
 def test_s3_two_requests_that_outgrow_the_pool(num_blocks: int, preemptions: int) -> None:
-    replay = run(
+    replay = replayed(
         pool(num_blocks), Arrivals(concurrency=2), request("a", 1, 34, 35), request("b", 2, 34, 35)
     )
     assert replay.refused is None
@@ -109,14 +118,14 @@ def test_s4_the_six_step_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_request_is_refused_exactly_where_it_can_never_run(
     num_blocks: int, length: int, output: int, refused: str | None
 ) -> None:
-    replay = run(pool(num_blocks), Arrivals(), request("a", 1, length, output))
+    replay = replayed(pool(num_blocks), Arrivals(), request("a", 1, length, output))
     assert (replay.refused, replay.totals.finished) == (refused, 0 if refused else 1)
 
 
 def test_a_window_that_outgrows_the_pool_by_itself_is_refused_before_it_loops() -> None:
     """Its blocks are not known beforehand: what a window holds hangs on the chunks."""
     made = pool(8, full(16), sliding(16, 96))
-    replay = run(made, Arrivals(), request("a", 1, 30, 90))
+    replay = replayed(made, Arrivals(), request("a", 1, 30, 90))
     assert replay.refused is not None
     assert "give a larger pool" in replay.refused
 
@@ -172,7 +181,7 @@ def test_equal_prompts_get_equal_answers_and_others_do_not() -> None:
 def test_an_answer_that_is_known_is_hit_by_the_next_turn() -> None:
     prompt, reply = ids(1, 40), ids(2, 40)
     turn = [*prompt, *reply, *ids(3, 10)]
-    replay = run(
+    replay = replayed(
         pool(100),
         Arrivals(),
         SimRequest("one", 40, 40, prompt, output_token_ids=reply),
@@ -217,7 +226,7 @@ def test_hash_ids_hit_at_every_block_size_that_divides_theirs() -> None:
     one = SimRequest("a", 96, 1, known=KnownHashes(32, [b"a", b"b", b"c"], divisible=True))
     two = SimRequest("b", 90, 1, known=KnownHashes(32, [b"a", b"b", b"x"], divisible=True))
     for size, hit in ((16, 64), (32, 64), (64, 64), (96, 0)):
-        assert run(pool(100, full(size)), Arrivals(), one, two).totals.hit_tokens == hit
+        assert replayed(pool(100, full(size)), Arrivals(), one, two).totals.hit_tokens == hit
 
 
 def test_sizes_by_memory_are_those_of_kv_size(
@@ -265,3 +274,33 @@ def test_the_page_on_the_six_steps_shows_what_is_printed(
     for part in shown:
         for piece in part.split("...\n"):
             assert piece in printed
+
+
+def test_a_recorded_run_is_replayed_at_its_own_size_and_others(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Recorded from vLLM's scheduler without a model, in a pool that evicts and preempts."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with tracing(folder, Recording()):
+        scheduler = PoolScheduler(PoolPlan((full(16),), num_blocks=12))
+        for name, seed in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
+            scheduler.add(PoolRequest(name, ids(seed, 70), max_tokens=30))
+            scheduler.step()
+        scheduler.run()
+    summary = summarize(Run(folder))
+    assert summary.evicted_blocks
+    assert summary.preemptions
+
+    found = answer(capsys, folder, "--requests")
+    sizes = [(one["num_blocks"], one["is_current"]) for one in found["points"]]
+    assert sizes == [(6, False), (12, True), (24, False), (48, False)]
+    assert found["points"][0]["refused"].startswith("request a needs 7 blocks, and the pool has 6")
+    current, *larger = found["points"][1:]
+    assert current["hit_tokens"] == summary.hit_tokens
+    assert current["resumed_hit_tokens"] == summary.resumed_hit_tokens
+    assert current["evictions"] == summary.evicted_blocks
+    assert current["preemptions"] == summary.preemptions
+    assert current["pools"][0]["steps"] == summary.num_steps
+    assert [one["preemptions"] for one in larger] == [0, 0]
+    assert found["form"] == "run"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from zlib import crc32
 
 from omnicache_cli.engine.adapter import short_hash
 from omnicache_cli.engine.modelfree.scheduler import MAX_STEPS_WITHOUT_TOKENS, PoolPlan, build
@@ -374,7 +375,7 @@ def _request_class() -> Any:
             self._answer = request.output_token_ids
             tail = self._all_token_ids[len(self.block_hashes) * size :]
             last = self.block_hashes[-1] if self.block_hashes else b""
-            self._made_up = -1 - (hash((last, tuple(tail))) & 0x7FFF_FFFF)
+            self._made_up = -1 - crc32(last + repr(tail).encode())
 
         def next_token(self) -> int:
             given, made = self._answer, len(self._output_token_ids)
