@@ -66,9 +66,13 @@ class SimRequest:
         if self.token_ids is not None:
             return None
         raise BadInputError(
-            f"request {self.name} is known by hashes of {known.tokens_each} tokens, and a block of "
-            f"{size} cannot be made of them; give a --block-size that is a multiple"
-            + (" or a divisor" if known.divisible else ", or record with --with-token-ids")
+            f"request {self.name} is known by hashes of {known.tokens_each} tokens, and those of "
+            f"{size} cannot be made of them; give a --block-size or --match-unit that is a "
+            + (
+                "multiple or a divisor"
+                if known.divisible
+                else "multiple, or trace --with-token-ids"
+            )
         )
 
 

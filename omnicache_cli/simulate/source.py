@@ -31,12 +31,22 @@ def open_lines(name: str) -> Iterator[Iterator[bytes]]:
                 sys.stdin.buffer if name == STDIN else stack.enter_context(Path(name).open("rb"))
             )
             yield _lines(name, _plain(raw))
-        except (zlib.error, gzip.BadGzipFile, EOFError) as error:
+        except _damage() as error:
             raise BadInputError(f"{name} is damaged: {error}; compress it again") from error
         except OSError as error:
             raise BadInputError(
                 f"cannot read {name}: {error.strerror or error}; name a file, a run, or -"
             ) from error
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What the decompressors raise at bytes that are not theirs."""
+    found = (zlib.error, gzip.BadGzipFile, EOFError)
+    with contextlib.suppress(ImportError):
+        import zstandard
+
+        return (*found, zstandard.ZstdError)
+    return found
 
 
 def _lines(name: str, stream: IO[bytes]) -> Iterator[bytes]:
@@ -66,5 +76,5 @@ def _zstd(stream: IO[bytes]) -> IO[bytes]:
             "the workload is compressed with zstd, which this Python cannot read; "
             "pip install zstandard, or pipe it: zstd -dc FILE | omnicache simulate -"
         ) from error
-    decompressed: IO[bytes] = zstandard.open(stream, "rb")
-    return decompressed
+    reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    return io.BufferedReader(reader)

@@ -463,6 +463,9 @@ def test_zstd(tmp_path: Path) -> None:
     path.write_bytes(zstandard.compress(LINES))
     with open_lines(str(path)) as lines:
         assert list(lines) == LINES.splitlines(keepends=True)
+    path.write_bytes(b"\x28\xb5\x2f\xfd rest")
+    with pytest.raises(BadInputError, match="is damaged"), open_lines(str(path)) as lines:
+        list(lines)
 
 
 def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,7 +522,7 @@ def test_another_block_size_needs_multiples_or_tokens(tmp_path: Path) -> None:
     first, second = RecordedRequests(run, recorded_engine(run, None))
     assert first.hashes_of(32) == [b"\xab"]
     assert second.hashes_of(8) is None  # its tokens are recorded
-    with pytest.raises(BadInputError, match="or record with --with-token-ids"):
+    with pytest.raises(BadInputError, match="or trace --with-token-ids"):
         first.hashes_of(8)
 
 
