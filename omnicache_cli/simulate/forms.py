@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, Protocol, get_args
 from zlib import crc32
 
@@ -149,7 +150,7 @@ class Lines:
             ids,
             output_token_ids=answer,
             cache_salt=body.cache_salt,
-            arrival_seconds=self._seconds(entry.timestamp or entry.created, "s"),
+            arrival_seconds=self._seconds(_number(entry.timestamp, where) or entry.created, "s"),
         )
 
     # -- hash ids -----------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class LogLine(Body, frozen=True):
     response: Response | None = None
     custom_id: str | None = None
     id: str | None = None
-    timestamp: float | None = None
+    timestamp: float | str | None = None  # a number, or as in ISO 8601
     created: float | None = None
 
 
@@ -282,6 +283,17 @@ def _size_of(tokens: int, num_ids: int, where: str) -> int:
         f"{where}: {num_ids} hash ids for {tokens} tokens are blocks of neither "
         f"{PUBLISHED_SIZES[0]} nor {PUBLISHED_SIZES[1]} tokens; give --hash-tokens"
     )
+
+
+def _number(time: float | str | None, where: str) -> float | None:
+    if not isinstance(time, str):
+        return time
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError as error:
+        raise BadInputError(
+            f"{where}: the timestamp is neither a number nor as in ISO 8601"
+        ) from error
 
 
 def _needs_tokens(body: Body) -> bool:

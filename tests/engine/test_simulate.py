@@ -229,6 +229,24 @@ def test_hash_ids_hit_at_every_block_size_that_divides_theirs() -> None:
         assert replayed(pool(100, full(size)), Arrivals(), one, two).totals.hit_tokens == hit
 
 
+def test_conversations_by_a_models_own_template(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_text_model: Path
+) -> None:
+    """A token of the tiny model is a character; the second turn hits the first and its answer."""
+    first = {"role": "user", "content": "What is a cache, and what is it for?"}
+    reply = {"role": "assistant", "content": "A store of what is wanted again."}
+    log = [
+        {"messages": [first], "response": {"choices": [{"message": reply}]}},
+        {"messages": [first, reply, {"role": "user", "content": "Thanks."}], "max_tokens": 1},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, log)))
+    arguments = ("--tokenizer", tiny_text_model, "--blocks", 99, "--block-size", 1, "--requests")
+    one, two = answer(capsys, path, *arguments)["requests"]
+    assert one["hit_tokens"] == 0
+    assert two["hit_tokens"] >= one["prompt_tokens"] + len(reply["content"]) - 1
+
+
 def test_sizes_by_memory_are_those_of_kv_size(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -352,6 +352,12 @@ def test_request_logs_in_their_shapes() -> None:
     assert requests[3].token_ids == [5, 6, 7]
 
 
+def test_times_of_logs_are_numbers_or_iso_8601() -> None:
+    times = ["2026-01-01T00:00:00Z", "2026-01-01T01:00:01.5+01:00", 1767225603]
+    requests = read(*({"model": "m", "prompt": [1], "timestamp": one} for one in times))
+    assert [(one.arrival_seconds or 0) - 1767225600 for one in requests] == [0, 1.5, 3]
+
+
 def test_the_next_turn_of_a_conversation_begins_with_the_turn_before() -> None:
     first = {"role": "user", "content": "What is a cache?"}
     turns = [first, {"role": "assistant", "content": "A store."}, {"role": "user", "content": "?"}]
@@ -419,6 +425,7 @@ def test_tokens_without_a_hash_id_are_counted() -> None:
         ({"hash_ids": [1, 2], "input_length": 9, "block_size": 16}, "log:1: 2 hash ids for 9 tok"),
         ({"messages": [{"content": "x"}]}, "log:1: a message has no role"),
         ({"messages": [{"role": "user", "content": 3}]}, "log:1: the content of a message is neit"),
+        ({"model": "m", "prompt": [1], "timestamp": "noon"}, "log:1: the timestamp is neither a"),
         ({"model": "m"}, "log:1: neither messages nor a prompt"),
         ({"model": "m", "prompt": []}, "log:1: neither messages nor a prompt"),
     ],
