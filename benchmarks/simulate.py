@@ -271,6 +271,7 @@ def main() -> None:
         "long_logs": [
             in_a_process("--only-long", str(length))
             for length in (options.long // 10, options.long)
+            if length
         ],
         "published": published(options.published, count, num_blocks) if options.published else None,
     }

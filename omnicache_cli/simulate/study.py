@@ -118,9 +118,12 @@ def _run(requests: Iterable[SimRequest], setup: Setup, make_pool: Callable[[int]
         study.num_requests += 1
         study.prompt_tokens += request.num_prompt_tokens
         study.output_tokens += request.num_output_tokens
+        alive = False
         for point in study.points:
             point.replay.feed(request)
-        _refuse_dead(study)
+            alive = alive or point.replay.refused is None
+        if not alive:
+            _refuse_dead(study)
     if study is None:
         raise BadInputError("the workload holds no request; write one JSON object a line")
     for point in study.points:

@@ -241,7 +241,7 @@ def test_conversations_by_a_models_own_template(
     ]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, log)))
-    arguments = ("--tokenizer", tiny_text_model, "--blocks", 99, "--block-size", 1, "--requests")
+    arguments = ("--tokenizer", tiny_text_model, "--blocks", 200, "--block-size", 1, "--requests")
     one, two = answer(capsys, path, *arguments)["requests"]
     assert one["hit_tokens"] == 0
     assert two["hit_tokens"] >= one["prompt_tokens"] + len(reply["content"]) - 1

@@ -251,11 +251,13 @@ class ReplayPool:
 
     def _hashes_of_text(self, tokens: list[int]) -> list[bytes]:
         """What vLLM's hasher gives where a block has no key beside its tokens, in half the time."""
-        size, algorithm, hash_block = self.hash_block_size, self._algorithm, _hash_block()
+        from vllm.v1.core import kv_cache_utils
+
+        size, algorithm, all_tokens = self.hash_block_size, self._algorithm, tuple(tokens)
         found: list[bytes] = []
-        parent = None
+        parent = kv_cache_utils.NONE_HASH
         for end in range(size, len(tokens) + 1, size):
-            parent = hash_block(algorithm, parent, tokens[end - size : end], None)
+            parent = algorithm((parent, all_tokens[end - size : end], None))
             found.append(parent)
         return found
 
@@ -313,13 +315,6 @@ class ReplayPool:
             if not block.is_null
         ]
         return PoolState(tuple(blocks), tuple(queue))
-
-
-@cache
-def _hash_block() -> Any:
-    from vllm.v1.core.kv_cache_utils import hash_block_tokens
-
-    return hash_block_tokens
 
 
 @cache
