@@ -42,6 +42,10 @@ COMMANDS: dict[str, CommandEntry] = {
         "omnicache_cli.cli.kv_size:kv_size",
         "Size the KV cache of a model as vLLM would count it, without a GPU or weights.",
     ),
+    "simulate": CommandEntry(
+        "omnicache_cli.cli.simulate:simulate",
+        "Replay a workload on other pool sizes, through vLLM's own scheduler, without a model.",
+    ),
     "tiny-model": CommandEntry(
         "omnicache_cli.cli.tiny_model:tiny_model",
         "Write a tiny model with random weights that vLLM really loads.",

@@ -37,7 +37,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     media: list[MediaItem] = []
     cache_salt: str | None = None
     lora: str | Adapter | None = None
-    max_tokens: int = 1
+    max_tokens: int | None = None  # 1, unless the reader says otherwise
     arrival_step: int | None = None  # before this step; else when all before it have ended
     abort_step: int | None = None  # its client goes away after this step
     skip_reading_prefix_cache: bool = False
@@ -69,29 +69,36 @@ def read_asked(lines: Iterable[bytes], *, name: str) -> Iterator[AskedPrompt]:
         if not line.strip():
             continue
         where = f"{name}:{number}"
-        try:
-            parsed = msgspec.json.decode(line, type=PromptLine)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            hint = "; without an engine images go by hash: media" if b'"images"' in line else ""
-            raise BadInputError(
-                f"{where}: not a prompt ({error}); see docs/explain.md for the fields{hint}"
-            ) from error
-        asked = _asked(parsed, where, f"p{len(seen)}")
+        asked = read_line(line, where, f"p{len(seen)}")
         if asked.name in seen:
             raise BadInputError(f"{where}: a line before it has the id {asked.name}, too")
         seen.add(asked.name)
         yield asked
 
 
-def _asked(line: PromptLine, where: str, name: str) -> AskedPrompt:
+def read_line(line: bytes, where: str, name: str, *, max_tokens: int = 1) -> AskedPrompt:
+    """One line that is not blank; `name` and `max_tokens` are the request's where it has none."""
+    try:
+        parsed = msgspec.json.decode(line, type=PromptLine)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        hint = "; without an engine images go by hash: media" if b'"images"' in line else ""
+        raise BadInputError(
+            f"{where}: not a prompt ({error}); see docs/explain.md for the fields{hint}"
+        ) from error
+    return _asked(parsed, where, name, max_tokens, may_be_negative=b"-" in line)
+
+
+def _asked(
+    line: PromptLine, where: str, name: str, max_tokens: int, *, may_be_negative: bool
+) -> AskedPrompt:
     if (line.prompt is None) == (line.prompt_token_ids is None):
         raise BadInputError(f"{where}: give exactly one of prompt and prompt_token_ids")
     if not (line.prompt if line.prompt is not None else line.prompt_token_ids):
         raise BadInputError(f"{where}: the prompt is empty; vLLM needs at least one token")
     ids = line.prompt_token_ids
-    if ids is not None and min(ids) < 0:
+    if ids is not None and may_be_negative and min(ids) < 0:
         raise BadInputError(f"{where}: token id {min(ids)} is negative; ids start at 0")
-    if line.max_tokens < 1:
+    if line.max_tokens is not None and line.max_tokens < 1:
         raise BadInputError(f"{where}: max_tokens is {line.max_tokens}; the least is 1")
     for step in (line.arrival_step, line.abort_step):
         if step is not None and step < 0:
@@ -115,7 +122,7 @@ def _asked(line: PromptLine, where: str, name: str) -> AskedPrompt:
         tuple(line.media),
         line.cache_salt,
         adapter,
-        line.max_tokens,
+        max_tokens if line.max_tokens is None else line.max_tokens,
         line.arrival_step,
         line.abort_step,
         line.skip_reading_prefix_cache,

@@ -22,12 +22,13 @@ MAY_IMPORT = {
         *("profile", "monitor", "report"),
     },
     # trace: records, writer and cheap invariants, for the probe. verify: the rows that it captures.
-    "engine": {"trace", "verify", "tensor_cache"},
+    # simulate: the requests that a pool is sent, and what it answers.
+    "engine": {"trace", "verify", "tensor_cache", "simulate"},
     "trace": ANALYSIS,
     "verify": ANALYSIS | {"trace"},  # its prompts
     "prefix": ANALYSIS | {"trace"},  # records and reader
     "kv_size": ANALYSIS,
-    "simulate": ANALYSIS,
+    "simulate": ANALYSIS | {"trace", "prefix"},  # runs as workloads, and the prompts file
     "profile": ANALYSIS,
     "monitor": ANALYSIS,
     "tensor_cache": set(),

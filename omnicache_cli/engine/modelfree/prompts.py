@@ -13,6 +13,7 @@ from omnicache_cli.engine.modelfree.scheduler import (
     PoolRequest,
     PoolScheduler,
 )
+from omnicache_cli.engine.modelfree.tokenizer import model_tokenizer
 from omnicache_cli.engine.options import first_line, prepare_environment
 from omnicache_cli.engine.tracing import tracing
 from omnicache_cli.errors import BadInputError, UsageError
@@ -96,15 +97,5 @@ def _drive(scheduler: PoolScheduler, asked: Sequence[Any], requests: Sequence[Po
 def _tokens(asked: Sequence[Any], name: str | None) -> list[list[int]]:
     if name is None:
         return [one.token_ids for one in asked]
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise BadInputError(
-            f"no tokenizer in {name}: {first_line(error)}; name the folder of a model"
-        ) from error
-    return [
-        list(tokenizer.encode(one.text)) if one.token_ids is None else one.token_ids
-        for one in asked
-    ]
+    tokenizer = model_tokenizer(name)
+    return [tokenizer.text(one.text) if one.token_ids is None else one.token_ids for one in asked]

@@ -80,39 +80,7 @@ class PoolScheduler:
 
     def __post_init__(self) -> None:
         """EngineMissingError: no vLLM here. UsageError: vLLM refuses the plan."""
-        try:
-            import vllm  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise EngineMissingError(
-                "vLLM is not installed, and its hasher and block pool are vLLM's; "
-                "pip install 'omnicache-cli[cuda]', or explain a recorded run"
-            ) from error
-        from vllm.utils.hashing import get_hash_fn_by_name
-        from vllm.v1.core.kv_cache_utils import (
-            get_request_block_hasher,
-            init_none_hash,
-            resolve_kv_cache_block_sizes,
-        )
-        from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.structured_output import StructuredOutputManager
-
-        config = _config(self.plan)
-        cache = _kv_cache_config(self.plan)
-        try:
-            block_size, hash_block_size = resolve_kv_cache_block_sizes(cache, config)
-            hash_function = get_hash_fn_by_name(self.plan.hash_algo)
-            init_none_hash(hash_function)
-            self._hasher = get_request_block_hasher(hash_block_size, hash_function)
-            self._scheduler = Scheduler(
-                config,
-                cache,
-                StructuredOutputManager(config),
-                block_size=block_size,
-                hash_block_size=hash_block_size,
-                log_stats=True,
-            )
-        except (ValueError, AssertionError) as error:
-            raise UsageError(f"vLLM refuses these KV cache groups: {error}") from error
+        self._scheduler, self._hasher, _ = build(self.plan, log_stats=True)
 
     def add(self, one: PoolRequest) -> None:
         """A request arrives. BadInputError: the pool or the model length is too small for it."""
@@ -209,6 +177,47 @@ class PoolScheduler:
             cache_salt=one.cache_salt,
             block_hasher=self._hasher,
         )
+
+
+def build(plan: PoolPlan, *, log_stats: bool) -> tuple[Any, Any, Any]:
+    """vLLM's Scheduler, its block hasher, and the hash function in it.
+
+    EngineMissingError: no vLLM here. UsageError: vLLM refuses the plan.
+    """
+    try:
+        import vllm  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise EngineMissingError(
+            "vLLM is not installed, and the hasher and block pool are vLLM's; "
+            "pip install 'omnicache-cli[cuda]', or explain a recorded run"
+        ) from error
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import (
+        get_request_block_hasher,
+        init_none_hash,
+        resolve_kv_cache_block_sizes,
+    )
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = _config(plan)
+    cache = _kv_cache_config(plan)
+    try:
+        block_size, hash_block_size = resolve_kv_cache_block_sizes(cache, config)
+        hash_function = get_hash_fn_by_name(plan.hash_algo)
+        init_none_hash(hash_function)
+        hasher = get_request_block_hasher(hash_block_size, hash_function)
+        scheduler = Scheduler(
+            config,
+            cache,
+            StructuredOutputManager(config),
+            block_size=block_size,
+            hash_block_size=hash_block_size,
+            log_stats=log_stats,
+        )
+    except (ValueError, AssertionError) as error:
+        raise UsageError(f"vLLM refuses these KV cache groups: {error}") from error
+    return scheduler, hasher, hash_function
 
 
 def _config(plan: PoolPlan) -> Any:
