@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from omnicache_cli.report.formats import format_for, render
 from omnicache_cli.report.output import check_output, deliver
 
 if TYPE_CHECKING:
+    from omnicache_cli.engine.kv_size.apart import VllmApart
     from omnicache_cli.kv_size.check import ExactAnswer
     from omnicache_cli.kv_size.options import Settings
     from omnicache_cli.kv_size.question import Drafter
@@ -165,6 +167,7 @@ def kv_size(
 
     Example: omnicache kv-size Llama-3.1-8B --available-kv-memory 16.87GiB --max-model-len 8192
     """
+    from omnicache_cli.engine.kv_size.apart import VllmApart
     from omnicache_cli.kv_size.options import Options, platform_named
     from omnicache_cli.kv_size.question import Question, answer
 
@@ -219,20 +222,22 @@ def kv_size(
         need_tokens=need_tokens,
         need_concurrency=need_concurrency,
     )
-    answered = answer(question, _ask_vllm)
+    with VllmApart() as vllm:
+        answered = answer(question, partial(_ask_vllm, vllm))
     deliver(render(answered.report, format, output), output, quiet=quiet)
     if answered.exit_code != EXIT_DONE:
         raise typer.Exit(answered.exit_code)
 
 
 def _ask_vllm(
+    vllm: "VllmApart",
     folder: str,
     settings: "Settings",
     available: Sequence[int] | None,
     drafter: "Drafter | None",
 ) -> "ExactAnswer":
     """The engine room's answer for settings that the fast path has resolved."""
-    from omnicache_cli.engine.kv_size.accounting import ExactOptions, ask_vllm
+    from omnicache_cli.engine.kv_size.accounting import ExactOptions
 
     own = {"available_bytes", "speculative_method", "speculative_model"}
     names = {field.name for field in fields(ExactOptions)} - own
@@ -243,4 +248,4 @@ def _ask_vllm(
         speculative_method=drafter.method if drafter else None,
         speculative_model=drafter.folder if drafter else None,
     )
-    return ask_vllm(folder, options)
+    return vllm.ask(folder, options)

@@ -81,6 +81,10 @@ class Settings:
     derived_max_model_len: int | None = None  # the longest that the config allows
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    def as_json(self) -> dict[str, Any]:
+        """Every setting by name; the sources apart."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "sources"}
+
     @property
     def max_concurrent_batches(self) -> int:
         """VllmConfig.max_concurrent_batches; GPUs have the V2 model runner, unless mode is all."""

@@ -112,12 +112,38 @@ def answer(question: Question, ask_exact: AskExact) -> Answered:
 def _refuse_contradictions(question: Question) -> None:
     if question.exact and question.check:
         raise UsageError("--exact and --check cannot be combined; --check runs both paths")
+    if question.exact and (beside := _asked_of_fast_path(question)):
+        raise UsageError(
+            f"{beside} is answered by the fast path; leave out --exact, or compare with --check"
+        )
     if question.available_kv_memory and (question.gpu or question.gpu_memory):
         raise UsageError(
             "--available-kv-memory is what is left of a card; leave out --gpu and --gpu-memory"
         )
+    if question.check and question.stage not in (None, "thinker_config"):
+        raise UsageError(
+            f"--check --stage {question.stage}: vLLM itself runs only an omni model's thinker; "
+            "leave out --check"
+        )
     if question.gpu and question.gpu_memory:
         raise UsageError("--gpu and --gpu-memory both name a card; give one of them")
+
+
+def _asked_of_fast_path(question: Question) -> str | None:
+    asked = {
+        "--stage": question.stage,
+        "--length": question.length,
+        "--explain": question.explain,
+        "--sweep": question.sweeps,
+        "--startup-log": question.startup_log,
+        "--image": question.images,
+        "--video": question.videos,
+        "--audio": question.audios,
+        "--tensor-cache": question.tensor_cache,
+        "--modal-budget": question.modal_budget,
+        "--compression": question.compression,
+    }
+    return next((name for name, value in asked.items() if value), None)
 
 
 def _card(question: Question) -> Card | None:
@@ -140,12 +166,21 @@ def _exact(
     settings = resolve(question.options, reading.model, reading.config, reading.text, card)
     folder, drafter = str(reading.source.folder), _drafter(question)
     exact = ask_exact(folder, settings, _given(question), drafter)
+    memory: answers.Answer = ([], {})
     if card is not None:
-        found = ask_budget(question, reading, settings, card, exact.weight_bytes)
-        exact = ask_exact(folder, settings, [max(found.available.low, 0)], drafter)
-    report = exact_report(str(reading.source.path), settings, exact)
+        left = ask_budget(question, reading, settings, card, exact.weight_bytes)
+        exact, most = (
+            ask_exact(folder, settings, [max(amount, 0)], drafter)
+            for amount in (left.available.low, left.available.high)
+        )
+        memory = answers.memory_answer(left, _exact_capacity(exact), _exact_capacity(most))
+    report = exact_report(str(reading.source.path), settings, exact, memory)
     code = _need_code(question, exact.kv_cache_tokens, exact.max_concurrency)
     return Answered(report, code)
+
+
+def _exact_capacity(found: ExactAnswer) -> answers.Capacity:
+    return answers.Capacity(found.num_blocks, found.kv_cache_tokens, found.max_concurrency)
 
 
 def _drafter(question: Question) -> Drafter | None:
@@ -268,7 +303,11 @@ class _Fast:
         left = ask_budget(self.question, self.reading, found.settings, self.card, None)
         low = with_memory(found, [max(left.available.low, 0)])
         high = with_memory(found, [max(left.available.high, 0)])
-        self._add(answers.memory_answer(left, low, high))
+        pools = [
+            answers.Capacity(one.pool.num_blocks, one.tokens, one.concurrency)
+            for one in (low, high)
+        ]
+        self._add(answers.memory_answer(left, *pools))
         if (warning := share_warning(left.available.high, self.card)) is not None:
             self.warnings.append(warning)
         return low

@@ -8,9 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from omnicache_cli.engine.kv_size.accounting import ExactAnswer, ExactOptions, ask_vllm
+from omnicache_cli.engine.kv_size.apart import VllmApart
 from omnicache_cli.errors import EngineFailedError, UsageError
 from omnicache_cli.kv_size.check import compared
 from omnicache_cli.kv_size.class_defaults import answer
@@ -53,6 +55,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     folder: Path, options: Options, drafter: Path | None = None
 ) -> tuple[Estimate, ExactAnswer]:
+    found, settings = fast(folder, options, drafter)
+    return found, ask_vllm(str(folder), settings)
+
+
+def fast(
+    folder: Path, options: Options, drafter: Path | None = None
+) -> tuple[Estimate, ExactOptions]:
+    """The estimate, and its settings as a question to vLLM."""
     reading = read_model(open_config(str(folder)), answer)
     method = options.speculative_method
     own = read_model(open_config(str(drafter)), answer) if drafter else None
@@ -64,13 +74,12 @@ def both(
         for field in dataclasses.fields(found.settings)
         if field.name in names
     }
-    exact = ExactOptions(
+    return found, ExactOptions(
         **resolved,
         available_bytes=MEMORY,
         speculative_method=method,
         speculative_model=None if drafter is None else str(drafter),
     )
-    return found, ask_vllm(str(folder), exact)
 
 
 def assert_equal(folder: Path, options: Options, drafter: Path | None = None) -> None:
@@ -176,6 +185,24 @@ def test_a_child_process_gives_the_same_class_defaults(folders: Path) -> None:
         for key in ("num_hidden_layers", "layer_types", "layers_block_type", "sliding_window"):
             assert here["text"].get(key) == child["text"].get(key)
         assert here["version"] == child["version"]
+
+
+APART = (
+    *("Llama-3.1-8B", "Gemma-3-27B", "Gemma-4-26B-A4B", "DeepSeek-V3", "DeepSeek-V3.2"),
+    *("Qwen3-Next-80B", "Jamba-v0.1", "Falcon-H1-7B", "LFM2-1.2B", "Qwen3-VL-2B"),
+    *("Qwen3-Omni-30B-A3B", "Whisper-large-v3", "Llama-4-Scout", "gpt-oss-20b"),
+)
+
+
+def test_a_lean_process_counts_as_one_with_all_of_vllm(folders: Path) -> None:
+    """The command asks a process that leaves compilers and servers out."""
+    with VllmApart() as vllm:
+        for name in APART:
+            _, settings = fast(folders / name, Options())
+            here = ask_vllm(str(folders / name), settings)
+            there = vllm.ask(str(folders / name), settings)
+            assert msgspec.to_builtins(there) == msgspec.to_builtins(here)
+        assert vllm.is_lean
 
 
 def test_weights_of_a_published_model_are_right(folders: Path) -> None:

@@ -4,10 +4,12 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omnicache_cli.engine.kv_size.gpu import align_blocks, use_gpu_backends
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,8 +62,8 @@ def build_on_meta(
             if config.speculative_config is not None and rank == last:
                 _constructed(torch, config, notes, config.speculative_config.draft_model_config)
             _set_by_hand(config, options)
-            _use_gpu_backends(config, options)
-            _align_blocks(config)
+            use_gpu_backends(config, options)
+            align_blocks(config, options)
             specs = _cache_specs(config)
         weights = sum(p.numel() * p.element_size() for p in module.parameters())
         models.append(MetaModel(specs, weights))
@@ -281,76 +283,3 @@ def _large_tensors_on_meta(torch: Any) -> Iterator[None]:
 
     with Mode():
         yield
-
-
-def _use_gpu_backends(config: "VllmConfig", options: "ExactOptions") -> None:
-    """Give each layer the cache dtype that was asked for, and a GPU's backend for its packing."""
-    if options.platform == "cpu":
-        return
-    from vllm.model_executor.layers.attention import Attention, MLAAttention
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
-
-    config.cache_config.cache_dtype = options.kv_cache_dtype
-    backend = _backend(options.kv_cache_dtype)
-    for layer in config.compilation_config.static_forward_context.values():
-        if isinstance(layer, Attention):
-            layer.kv_cache_dtype = options.kv_cache_dtype
-            layer.kv_cache_torch_dtype = kv_cache_dtype_str_to_dtype(
-                options.kv_cache_dtype, config.model_config
-            )
-            layer.attn_backend = backend
-        elif isinstance(layer, MLAAttention):
-            layer.kv_cache_dtype = options.kv_cache_dtype
-
-
-def _backend(kv_cache_dtype: str) -> Any:
-    """Who packs a cache of this dtype: FlashAttention leaves pages dense."""
-    if kv_cache_dtype.endswith("_per_token_head"):
-        from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
-
-        return TritonAttentionBackend
-    if kv_cache_dtype in ("nvfp4", "nvfp4_4over6"):
-        return _nvfp4_backend()
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
-
-    return FlashAttentionBackend
-
-
-def _nvfp4_backend() -> Any:
-    """FlashInfer's, which packs NVFP4. Where its kernels are not installed, only their names are
-    there while vLLM's module is loaded: the packing needs none of them."""
-    import importlib.util
-    import sys
-    import types
-
-    class Names(types.ModuleType):
-        __path__: MutableSequence[str] = []  # noqa: RUF012  what makes it a package
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (), {})
-
-    parts = ("", ".decode", ".prefill", ".utils", ".cascade", ".fp4_quantization")
-    planted = []
-    if importlib.util.find_spec("flashinfer") is None:
-        planted = [f"flashinfer{part}" for part in parts]
-        sys.modules.update({name: Names(name) for name in planted})
-    try:
-        from vllm.v1.attention.backends.flashinfer import FlashInferBackend
-    finally:
-        for name in planted:
-            del sys.modules[name]
-    return FlashInferBackend
-
-
-def _align_blocks(config: "VllmConfig") -> None:
-    """Platform._align_hybrid_block_size with the backend of the model's attention."""
-    if not config.model_config.is_hybrid:
-        return
-    from vllm.platforms import current_platform
-    from vllm.platforms.interface import Platform
-
-    backend = current_platform._find_non_ssm_backend(config)
-    if backend is not None:
-        Platform._align_hybrid_block_size.__func__(type(current_platform), config, backend)

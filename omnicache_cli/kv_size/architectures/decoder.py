@@ -188,6 +188,7 @@ def gemma4(text: Fields, architecture: str) -> Model:
         layers,
         num_hidden_layers=count,
         num_attention_heads=text.integer("num_attention_heads"),
+        common_heads=(kv_heads(text), max(wide, head_size(text))),
     )
     return _without_shared(model, text.optional_integer("num_kv_shared_layers") or 0)
 
