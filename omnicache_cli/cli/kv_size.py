@@ -168,6 +168,7 @@ def kv_size(
     Example: omnicache kv-size Llama-3.1-8B --available-kv-memory 16.87GiB --max-model-len 8192
     """
     from omnicache_cli.engine.kv_size.apart import VllmApart
+    from omnicache_cli.kv_size.hardware import cpu_flags
     from omnicache_cli.kv_size.options import Options, platform_named
     from omnicache_cli.kv_size.question import Question, answer
 
@@ -194,6 +195,7 @@ def kv_size(
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         num_gpu_blocks_override=num_gpu_blocks_override,
         platform=platform_named(platform),
+        cpu_flags=cpu_flags(),
     )
     question = Question(
         model,

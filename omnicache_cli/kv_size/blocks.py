@@ -38,7 +38,9 @@ def block_sizes(model: Model, settings: Settings) -> BlockSizes:
         settings.max_model_len if settings.mamba_cache_mode == "none" else settings.block_size,
         why=settings.sources.get("block_size", ""),
     )
-    if model.is_hybrid and any(isinstance(layer, AttentionLayer) for layer in model.layers):
+    if not any(isinstance(layer, AttentionLayer) for layer in model.layers):
+        return sizes
+    if model.is_hybrid:
         sizes = _aligned_hybrid(model, settings, sizes)
     if settings.kv_cache_dtype_skip_layers and settings.platform == "cuda":
         sizes = _aligned_mixed_dtypes(model, settings, sizes)

@@ -65,6 +65,15 @@ class Fields:
                 return self._as_count(name, value)
         return None
 
+    def mapping(self, name: str) -> "Fields":
+        """A config inside this one."""
+        value = self.get(name)
+        if not isinstance(value, Mapping):
+            raise BadInputError(
+                f"{self.path}{name} is {value!r}, not an object of fields; complete the config.json"
+            )
+        return Fields(value, f"{self.path}{name}.", complete=True)
+
     def integers(self, name: str) -> Sequence[int]:
         values = self.get(name)
         if not isinstance(values, list | tuple) or not all(_is_int(item) for item in values):

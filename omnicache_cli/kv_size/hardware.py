@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from omnicache_cli.errors import UsageError
 
@@ -65,3 +66,16 @@ def card_named(name: str) -> Card:
             "or give its memory: --gpu-memory 24GiB"
         )
     return Card(key, _MIB[key] << 20, "the table of cards in omnicache; --gpu-memory overrides it")
+
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def cpu_flags() -> frozenset[str]:
+    """What this machine's CPU can do, by Linux's names; empty where that is not told."""
+    try:
+        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(flags, "").split())

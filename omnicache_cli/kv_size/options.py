@@ -28,6 +28,23 @@ MLA_BLOCK_SIZE = 64
 MAMBA_CACHE_MODES = ("none", "align", "all")
 MAMBA_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
+NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+"""_FLOAT16_NOT_SUPPORTED_MODELS (config/model.py)."""
+
+OWN_NUMBERS = frozenset({"Zamba2ForCausalLM"})
+"""Architectures whose attention layers are not named by the number of their decoder layer."""
+
+NO_PIPELINE = frozenset(
+    {
+        *("AriaForConditionalGeneration", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        *("HrmTextForCausalLM", "Idefics3ForConditionalGeneration", "Mamba2ForCausalLM"),
+        *("PaddleOCRVLForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        *("VoxtralForConditionalGeneration", "WhisperForConditionalGeneration"),
+        "Zamba2ForCausalLM",
+    }
+)
+"""Architectures of the fast path without vLLM's SupportsPP."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -53,6 +70,12 @@ class Options:
     disable_hybrid_kv_cache_manager: bool | None = None
     num_gpu_blocks_override: int | None = None
     platform: Platform = "cuda"
+    cpu_flags: frozenset[str] = frozenset()  # of the machine, for platform cpu
+
+    @property
+    def is_reference_mla(self) -> bool:
+        """CpuPlatform's MLA kernels without AMX, should the model use MLA."""
+        return self.platform == "cpu" and "amx_tile" not in self.cpu_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +139,7 @@ def resolve(
     sources: dict[str, str] = {}
     is_cpu = options.platform == "cpu"
     dtype = model_dtype(options.dtype, config, text)
+    _check_float16(dtype, config)
     sources["dtype"] = "config.json" if options.dtype == "auto" else "--dtype"
     quantization = config.get("quantization_config") or text.get("quantization_config")
     quantization = quantization or config.get("compression_config")
@@ -129,8 +153,7 @@ def resolve(
     seqs, batched = _batch(options, model, card, length, sources)
     block_size, sources["block_size"] = _block_size(options, model)
     mode, sources["mamba_cache_mode"] = _mamba_mode(options, model, prefix_caching)
-    ssm = options.mamba_ssm_cache_dtype
-    sources["mamba_ssm_cache_dtype"] = "vLLM's default" if ssm == "auto" else "asked"
+    ssm, sources["mamba_ssm_cache_dtype"] = _ssm_dtype(options, model)
     disabled, sources["disable_hybrid_kv_cache_manager"] = _hybrid_manager(options, model, is_cpu)
     return Settings(
         dtype=dtype,
@@ -197,12 +220,46 @@ def _check(options: Options, model: Model) -> None:
             f"--decode-context-parallel-size {options.decode_context_parallel_size} does not "
             f"divide --tensor-parallel-size {tensor}; vLLM refuses it too"
         )
+    _check_heads(options, model)
     _check_context_parallel(options, model)
+    if options.kv_cache_dtype_skip_layers and model.architecture in OWN_NUMBERS:
+        raise UsageError(
+            f"--kv-cache-dtype-skip-layers: {model.architecture} numbers its attention layers in "
+            "its own way; use --exact"
+        )
+    if options.pipeline_parallel_size > 1 and model.architecture in NO_PIPELINE:
+        raise UsageError(
+            f"--pipeline-parallel-size {options.pipeline_parallel_size}: vLLM has no pipeline "
+            f"parallelism for {model.architecture}"
+        )
     if options.pipeline_parallel_size > model.num_hidden_layers:
         raise UsageError(
             f"--pipeline-parallel-size {options.pipeline_parallel_size} is more than the model's "
             f"{model.num_hidden_layers} layers"
         )
+
+
+def _check_float16(dtype: str, config: Mapping[str, Any]) -> None:
+    """_check_valid_dtype (config/model.py)."""
+    if dtype == "float16" and config.get("model_type") in NO_FLOAT16:
+        raise UsageError(
+            f"--dtype float16: vLLM refuses it for model_type {config['model_type']}; give "
+            "bfloat16 or float32"
+        )
+
+
+def _check_heads(options: Options, model: Model) -> None:
+    """QKVParallelLinear: KV heads are divided among the ranks, or ranks among the KV heads."""
+    ranks = options.tensor_parallel_size
+    for layer in model.layers:
+        if not isinstance(layer, AttentionLayer) or layer.kind is Kind.MLA:
+            continue
+        heads = layer.num_kv_heads
+        if max(heads, ranks) % min(heads, ranks):
+            raise UsageError(
+                f"--tensor-parallel-size {ranks} and the model's {heads} KV heads do not divide "
+                "one another; vLLM refuses it too"
+            )
 
 
 def _check_context_parallel(options: Options, model: Model) -> None:
@@ -250,7 +307,7 @@ def _prefix_caching(options: Options, model: Model) -> tuple[bool, str]:
     """ModelConfig.is_prefix_caching_supported; CPU without AMX turns it off for MLA."""
     if model.encoder_tokens is not None:
         return False, "off: vLLM does not cache prefixes of encoder-decoder models"
-    if options.platform == "cpu" and model.uses_mla:
+    if options.is_reference_mla and model.uses_mla:
         return False, "off: MLA on a CPU without AMX"
     if options.enable_prefix_caching is not None:
         return options.enable_prefix_caching, "asked"
@@ -291,7 +348,7 @@ def _batch(
         sources["max_num_batched_tokens"] = "--max-num-batched-tokens"
         return seqs, options.max_num_batched_tokens
     no_chunks = model.encoder_tokens is not None
-    if no_chunks or (options.platform == "cpu" and model.uses_mla):
+    if no_chunks or (options.is_reference_mla and model.uses_mla):
         tokens, why = max(length, tokens), "max_model_len: no chunked prefill here"
     tokens = min(seqs * length, tokens)
     sources["max_num_batched_tokens"] = why
@@ -303,8 +360,8 @@ def _batch(
 def _block_size(options: Options, model: Model) -> tuple[int, str]:
     """Platform.update_block_size_for_backend, phase 1, and CpuPlatform.check_and_update_config."""
     if options.platform == "cpu":
-        if model.uses_mla:
-            return CPU_MLA_BLOCK_SIZE, "the CPU's MLA kernel"
+        if options.is_reference_mla and model.uses_mla:
+            return CPU_MLA_BLOCK_SIZE, "the CPU's MLA kernel without AMX"
         if options.block_size is None:
             return CPU_BLOCK_SIZE, "vLLM's default on a CPU"
     if options.block_size is not None:
@@ -327,6 +384,20 @@ def _mamba_mode(options: Options, model: Model, prefix_caching: bool) -> tuple[s
     if asked in ("all", "align"):
         return asked, "--mamba-cache-mode"
     return "align", "vLLM's default with prefix caching"
+
+
+def _ssm_dtype(options: Options, model: Model) -> tuple[str, str]:
+    """CpuPlatform.check_and_update_config forces float32 where the CPU has AVX512-BF16."""
+    asked = options.mamba_ssm_cache_dtype
+    source = "vLLM's default: what the config names, or the model's dtype"
+    if asked != "auto":
+        source = "--mamba-ssm-cache-dtype"
+    if options.platform != "cpu" or "avx512_bf16" not in options.cpu_flags:
+        return asked, source
+    rules = {layer.state.kind for layer in model.layers if isinstance(layer, MambaLayer)}
+    if not rules or asked == "float32" or (asked != "auto" and "gated_delta_net" in rules):
+        return asked, source
+    return "float32", "vLLM's CPU platform, since this machine's CPU has AVX512-BF16"
 
 
 def _hybrid_manager(options: Options, model: Model, is_cpu: bool) -> tuple[bool, str]:

@@ -7,7 +7,7 @@ scheduling, backends) is set by hand, because this machine may have none: `Exact
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from omnicache_cli.engine.kv_size.meta_model import build_on_meta, prepare_process
@@ -65,7 +65,7 @@ class ExactAnswer:
     needed_bytes: Sequence[int]  # of one request of max_model_len, per worker
     longest_context: int | None
     weight_bytes: int  # of the first stage on one rank, as if unquantised
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
 
 
 def ask_vllm(folder: str, options: ExactOptions) -> ExactAnswer:
@@ -117,11 +117,17 @@ def _as_engine_errors(folder: str) -> Iterator[None]:
     except (EngineFailedError, EngineMissingError):
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise EngineFailedError(
             f"vLLM {vllm.__version__} cannot count {folder} on the meta device: "
-            f"{type(error).__name__}: {reason[0] if reason else ''}; use the fast path"
+            f"{_one_line(error)}; use the fast path"
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """What and why; pydantic tells why in the line after its heading, which says how many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    why = [line.partition(" [type=")[0] for line in lines if line.startswith("Value error")]
+    return ": ".join([type(error).__name__, *(why or lines)[:1]])
 
 
 @contextlib.contextmanager

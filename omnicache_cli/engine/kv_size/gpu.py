@@ -16,6 +16,7 @@ def use_gpu_backends(config: "VllmConfig", options: "ExactOptions") -> None:
     if options.platform == "cpu":
         return
     from vllm.model_executor.layers.attention import Attention, MLAAttention
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
     from vllm.v1.attention.backends.mla.flashmla import FlashMLABackend
 
@@ -23,15 +24,14 @@ def use_gpu_backends(config: "VllmConfig", options: "ExactOptions") -> None:
     cache.cache_dtype = options.kv_cache_dtype
     cache.kv_cache_dtype_skip_layers = _skipped(config, options)
     for name, layer in config.compilation_config.static_forward_context.items():
-        if not isinstance(layer, Attention | MLAAttention):
+        if isinstance(layer, MambaBase) or not hasattr(layer, "kv_cache_dtype"):
             continue
         window = layer.sliding_window if isinstance(layer, Attention) else None
         dtype = _layer_dtype(name, window, options.kv_cache_dtype, cache.kv_cache_dtype_skip_layers)
         layer.kv_cache_dtype = dtype
-        if isinstance(layer, MLAAttention):
-            if not layer.use_sparse:
-                layer.attn_backend = FlashMLABackend
-        else:
+        if isinstance(layer, MLAAttention) and not layer.use_sparse:
+            layer.attn_backend = FlashMLABackend
+        if isinstance(layer, Attention):
             layer.kv_cache_torch_dtype = kv_cache_dtype_str_to_dtype(dtype, config.model_config)
             layer.attn_backend = (
                 _nvfp4_backend()

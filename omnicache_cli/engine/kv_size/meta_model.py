@@ -48,7 +48,10 @@ def build_on_meta(
     """The config, a model per pipeline stage, and what had to be set by hand."""
     import torch
     from vllm.distributed import parallel_state
+    from vllm.triton_utils import triton
 
+    if not hasattr(triton, "set_allocator"):  # vLLM's placeholder where there is no GPU
+        triton.set_allocator = lambda _: None
     notes: list[str] = []
     config = _engine_config(folder, options, notes)
     _start_group(parallel_state)
@@ -61,7 +64,7 @@ def build_on_meta(
             module = _constructed(torch, config, notes)
             if config.speculative_config is not None and rank == last:
                 _constructed(torch, config, notes, config.speculative_config.draft_model_config)
-            _set_by_hand(config, options)
+            _set_by_hand(config, options, is_built=True)
             use_gpu_backends(config, options)
             align_blocks(config, options)
             specs = _cache_specs(config)
@@ -108,7 +111,7 @@ def _engine_config(folder: str, options: "ExactOptions", notes: list[str]) -> "V
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=False,  # set by hand: a CPU without AMX has none for MLA
         mamba_cache_dtype=options.mamba_cache_dtype,
         hf_overrides=overrides,
         skip_mm_profiling=True,
@@ -130,7 +133,7 @@ def _speculation(folder: str, options: "ExactOptions") -> dict[str, Any] | None:
     }
 
 
-def _set_by_hand(config: "VllmConfig", options: "ExactOptions") -> None:
+def _set_by_hand(config: "VllmConfig", options: "ExactOptions", *, is_built: bool = False) -> None:
     """What the platform decides. Multimodal constructors copy the config, which asks the platform
     again: so this is done before and after."""
     scheduler, cache, parallel = (
@@ -140,14 +143,17 @@ def _set_by_hand(config: "VllmConfig", options: "ExactOptions") -> None:
     )
     scheduler.max_num_batched_tokens = options.max_num_batched_tokens
     scheduler.max_num_encoder_input_tokens = options.max_num_batched_tokens
+    if options.platform == "cuda" and not config.model_config.is_encoder_decoder:
+        scheduler.enable_chunked_prefill = True  # which a CPU without AMX has not for MLA
     scheduler.async_scheduling = options.async_scheduling
     scheduler.disable_hybrid_kv_cache_manager = options.disable_hybrid_kv_cache_manager
     cache.block_size = options.block_size
     cache.enable_prefix_caching = options.enable_prefix_caching
     cache.mamba_cache_mode = options.mamba_cache_mode
-    cache.mamba_block_size = (
-        options.max_model_len if options.mamba_cache_mode == "none" else options.block_size
-    )
+    if is_built:  # a copy of the config may lack prefix caching, and then refuses it
+        cache.mamba_block_size = (
+            options.max_model_len if options.mamba_cache_mode == "none" else options.block_size
+        )
     cache.mamba_ssm_cache_dtype = options.mamba_ssm_cache_dtype
     _model_hook(config)
     parallel.tensor_parallel_size = options.tensor_parallel_size
@@ -215,7 +221,12 @@ def _constructed(
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.model_config.dtype)
     try:
-        with set_current_vllm_config(config), _sparse_attention_by_name():
+        with (
+            set_current_vllm_config(config),
+            _sparse_attention_by_name(),
+            _any_experts(),
+            _no_device(torch),
+        ):
             try:
                 with torch.device("meta"):
                     return initialize_model(vllm_config=config, model_config=drafter)
@@ -261,6 +272,50 @@ def _sparse_attention_by_name() -> Iterator[None]:
         yield
     finally:
         mla_attention.get_attn_backend = chosen
+
+
+@contextlib.contextmanager
+def _any_experts() -> Iterator[None]:
+    """Experts that no kernel of a CPU takes (gpt-oss's over eight ranks) get one by name."""
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as method
+    from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+        UnquantizedMoeBackend,
+        backend_to_kernel_cls,
+    )
+
+    chosen = method.select_unquantized_moe_backend
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return chosen(*args, **kwargs)
+        except NotImplementedError:
+            backend = UnquantizedMoeBackend.TRITON
+            return backend, backend_to_kernel_cls(backend)[0]
+
+    method.select_unquantized_moe_backend = choose
+    try:
+        yield
+    finally:
+        method.select_unquantized_moe_backend = chosen
+
+
+class _NoStream:
+    """A class, since annotations name it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _no_device(torch: Any) -> Iterator[None]:
+    """Constructors move parts of a model, which have nothing to copy, and open CUDA streams."""
+    before = torch.nn.Module.to, torch.cuda.Stream, torch.cuda.Event
+    torch.nn.Module.to = lambda module, *_, **__: module
+    torch.cuda.Stream = torch.cuda.Event = _NoStream
+    try:
+        yield
+    finally:
+        torch.nn.Module.to, torch.cuda.Stream, torch.cuda.Event = before
 
 
 @contextlib.contextmanager

@@ -202,3 +202,16 @@ def _without_shared(model: Model, num_shared: int) -> Model:
         layers=tuple(layer for layer in model.layers if layer.index < first),
         num_shared_layers=num_shared,
     )
+
+
+def dbrx(text: Fields, architecture: str) -> Model:
+    """models/dbrx.py: names of its own."""
+    heads = text.integer("n_heads")
+    count, size = text.integer("n_layers"), text.integer("d_model") // heads
+    kv = text.mapping("attn_config").integer("kv_n_heads")
+    return Model(
+        architecture,
+        tuple(AttentionLayer(index, Kind.FULL, kv, size, size) for index in range(count)),
+        num_hidden_layers=count,
+        num_attention_heads=heads,
+    )
