@@ -29,7 +29,23 @@ class Card:
     name: str
     bytes: int
     source: str
+    capability: int | None = None  # the major number of CUDA's compute capability, where known
 
+
+_CAPABILITY = {
+    "rtx4090": 8,
+    "rtx3090": 8,
+    "rtx5090": 12,
+    "t4": 7,
+    "l4": 8,
+    "l40s": 8,
+    "a10g": 8,
+    "a100-40g": 8,
+    "a100": 8,
+    "h100": 9,
+    "h200": 9,
+    "b200": 10,
+}
 
 _MIB = {
     "rtx4090": 24210,
@@ -65,7 +81,8 @@ def card_named(name: str) -> Card:
             f"no card is called {name!r}; known: {', '.join(sorted(_MIB))}; "
             "or give its memory: --gpu-memory 24GiB"
         )
-    return Card(key, _MIB[key] << 20, "the table of cards in omnicache; --gpu-memory overrides it")
+    source = "the table of cards in omnicache; --gpu-memory overrides it"
+    return Card(key, _MIB[key] << 20, source, _CAPABILITY[key])
 
 
 CPU_INFO = Path("/proc/cpuinfo")

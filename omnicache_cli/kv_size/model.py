@@ -120,7 +120,9 @@ def open_config(model: str, stage: str | None = None) -> ModelConfig:
     if not path.exists():
         if Path(model).exists() or model.count("/") != 1 or model.startswith((".", "/")):
             raise BadInputError(f"{path} does not exist; name a model's folder or its config.json")
-        path = _from_hub(model)
+        from omnicache_cli.kv_size.hub import config_from_hub
+
+        path = config_from_hub(model)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -146,7 +148,7 @@ def ask_child(folder: str, stage: str = "") -> Mapping[str, Any]:
     """class_defaults in a process of its own, where torch is blocked."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     ran = subprocess.run(
-        [sys.executable, "-I", str(CHILD), folder, stage],
+        [sys.executable, "-P", str(CHILD), folder, stage],
         capture_output=True,
         text=True,
         timeout=CHILD_SECONDS,
@@ -216,21 +218,3 @@ def class_defaults(
             f"{answer['refused']}; complete the config.json"
         )
     return answer["config"], answer["text"], f"transformers {answer['version']}"
-
-
-def _from_hub(model: str) -> Path:
-    """config.json of a hub id, through huggingface_hub's own cache."""
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise BadInputError(
-            f"{model} is no file here; as a hub id it needs huggingface_hub: "
-            "pip install 'omnicache-cli[kv-size]'"
-        ) from None
-    try:
-        return Path(hf_hub_download(model, "config.json"))
-    except Exception as error:
-        raise BadInputError(
-            f"{model} is no file here, and its config.json cannot be fetched from the hub "
-            f"({type(error).__name__}); download it and name the folder"
-        ) from None

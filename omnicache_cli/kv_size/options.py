@@ -23,7 +23,12 @@ DEFAULT_BLOCK_SIZE = 16
 CPU_BLOCK_SIZE = 128
 CPU_MLA_BLOCK_SIZE = 16
 MLA_BLOCK_SIZE = 64
-"""FlashMLA's only kernel block size; other MLA kernels take others, so --block-size overrides."""
+"""The only kernel block of FLASHMLA and of the sparse MLA backends."""
+
+MLA_BLOCKS = {7: 16, 8: 16, 9: 16, 10: 32, 12: 16}
+MLA_BACKENDS = {9: "FLASH_ATTN_MLA", 10: "FLASHINFER_MLA"}
+"""By compute capability: what vLLM's first MLA backend there prefers (_get_backend_priorities in
+platforms/cuda.py), TRITON_MLA elsewhere. FLASH_ATTN_MLA takes no quantised cache; FLASHMLA does."""
 
 MAMBA_CACHE_MODES = ("none", "align", "all")
 MAMBA_DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -151,7 +156,7 @@ def resolve(
     prefix_caching, sources["enable_prefix_caching"] = _prefix_caching(options, model)
     is_async, sources["async_scheduling"] = _async(options)
     seqs, batched = _batch(options, model, card, length, sources)
-    block_size, sources["block_size"] = _block_size(options, model)
+    block_size, sources["block_size"] = _block_size(options, model, card, cache_dtype)
     mode, sources["mamba_cache_mode"] = _mamba_mode(options, model, prefix_caching)
     ssm, sources["mamba_ssm_cache_dtype"] = _ssm_dtype(options, model)
     disabled, sources["disable_hybrid_kv_cache_manager"] = _hybrid_manager(options, model, is_cpu)
@@ -357,7 +362,9 @@ def _batch(
     return seqs, tokens
 
 
-def _block_size(options: Options, model: Model) -> tuple[int, str]:
+def _block_size(
+    options: Options, model: Model, card: Card | None, cache_dtype: str
+) -> tuple[int, str]:
     """Platform.update_block_size_for_backend, phase 1, and CpuPlatform.check_and_update_config."""
     if options.platform == "cpu":
         if options.is_reference_mla and model.uses_mla:
@@ -367,8 +374,23 @@ def _block_size(options: Options, model: Model) -> tuple[int, str]:
     if options.block_size is not None:
         return options.block_size, "--block-size"
     if model.uses_mla:
-        return MLA_BLOCK_SIZE, "FlashMLA's block; give --block-size for another MLA backend"
+        return _mla_block_size(card, cache_dtype, is_sparse=_is_sparse(model))
     return DEFAULT_BLOCK_SIZE, "vLLM's default"
+
+
+def _mla_block_size(card: Card | None, cache_dtype: str, *, is_sparse: bool) -> tuple[int, str]:
+    """The preferred block of the backend that vLLM chooses first for MLA on a card."""
+    if is_sparse:
+        return MLA_BLOCK_SIZE, "of FLASHMLA_SPARSE and FLASH_ATTN_MLA_SPARSE"
+    if card is None or card.capability is None:
+        return MLA_BLOCK_SIZE, (
+            "of FLASHMLA; by the card vLLM prefers 16 (FLASH_ATTN_MLA on Hopper, TRITON_MLA) or 32 "
+            "(FLASHINFER_MLA on B200): name it with --gpu, or give --block-size"
+        )
+    if card.capability == 9 and cache_dtype not in ("auto", "float16", "bfloat16"):
+        return MLA_BLOCK_SIZE, f"of FLASHMLA, vLLM's first MLA backend on {card.name} for fp8"
+    backend = MLA_BACKENDS.get(card.capability, "TRITON_MLA")
+    return MLA_BLOCKS[card.capability], f"of {backend}, vLLM's first MLA backend on {card.name}"
 
 
 def _mamba_mode(options: Options, model: Model, prefix_caching: bool) -> tuple[str, str]:

@@ -64,7 +64,7 @@ class Question:
     available_kv_memory: tuple[str, ...] = ()
     gpu: str | None = None
     gpu_memory: str | None = None
-    gpu_memory_utilization: float = DEFAULT_UTILIZATION
+    gpu_memory_utilization: float | None = None
     weights: str | None = None
     activation_memory: str | None = None
     enforce_eager: bool = False
@@ -125,6 +125,15 @@ def _refuse_contradictions(question: Question) -> None:
             f"--check --stage {question.stage}: vLLM itself runs only an omni model's thinker; "
             "leave out --check"
         )
+    if not (question.gpu or question.gpu_memory):
+        of_a_card = {
+            "--gpu-memory-utilization": question.gpu_memory_utilization,
+            "--weights": question.weights,
+            "--activation-memory": question.activation_memory,
+        }
+        for name, value in of_a_card.items():
+            if value is not None:
+                raise UsageError(f"{name} says what a card holds; give --gpu or --gpu-memory too")
     if question.gpu and question.gpu_memory:
         raise UsageError("--gpu and --gpu-memory both name a card; give one of them")
 
@@ -202,7 +211,9 @@ def ask_budget(
     activation_bytes = activations and memory_bytes(activations, "--activation-memory")
     return budget(
         card,
-        question.gpu_memory_utilization,
+        DEFAULT_UTILIZATION
+        if question.gpu_memory_utilization is None
+        else question.gpu_memory_utilization,
         weights_interval(
             read_weights(reading.source.folder), given or None, exact, settings, reading.model
         ),
