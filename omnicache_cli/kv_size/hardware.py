@@ -64,12 +64,15 @@ _MIB = {
 """MiB that CUDA reports as total_memory; ECC and the driver's reserve are already off. Cards of one
 name differ by a few hundred MiB between drivers, so --gpu-memory with your own figure is better."""
 
+MOST_DIGITS = 40
+"""Characters of an amount of memory; longer ones are no amounts of any machine."""
+
 
 def memory_bytes(text: str, option: str) -> int:
     """24GiB, 16.87GiB, 80GB, 1024 (bytes)."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     unit = match.group(2).lower() if match else ""
-    if match is None or unit not in _UNITS:
+    if match is None or unit not in _UNITS or len(text) > MOST_DIGITS:
         raise UsageError(f"{option} {text!r} is no amount of memory; write it like 16.87GiB")
     return round(float(match.group(1)) * _UNITS[unit])
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from omnicache_cli.errors import UsageError
+from omnicache_cli.errors import BadInputError, UsageError
 from omnicache_cli.kv_size.dtypes import kv_cache_dtype, model_dtype
 from omnicache_cli.kv_size.hardware import Card
 from omnicache_cli.kv_size.layers import AttentionLayer, Kind, MambaLayer, Model
@@ -147,7 +147,11 @@ def resolve(
     _check_float16(dtype, config)
     sources["dtype"] = "config.json" if options.dtype == "auto" else "--dtype"
     quantization = config.get("quantization_config") or text.get("quantization_config")
-    quantization = quantization or config.get("compression_config")
+    quantization = quantization or config.get("compression_config") or None
+    if quantization is not None and not isinstance(quantization, Mapping):
+        raise BadInputError(
+            f"field quantization_config is {quantization!r}, not an object of fields; correct it"
+        )
     cache_dtype, sources["kv_cache_dtype"] = kv_cache_dtype(options.kv_cache_dtype, quantization)
     if model.uses_mla and cache_dtype.startswith("fp8") and _is_sparse(model):
         cache_dtype = "fp8_ds_mla"
@@ -260,6 +264,11 @@ def _check_heads(options: Options, model: Model) -> None:
         if not isinstance(layer, AttentionLayer) or layer.kind is Kind.MLA:
             continue
         heads = layer.num_kv_heads
+        if heads < 1 or layer.head_size < 1:
+            raise BadInputError(
+                f"layer {layer.index} has {heads} KV heads of {layer.head_size} elements, so it "
+                "caches nothing; correct num_key_value_heads or head_dim in the config.json"
+            )
         if max(heads, ranks) % min(heads, ranks):
             raise UsageError(
                 f"--tensor-parallel-size {ranks} and the model's {heads} KV heads do not divide "

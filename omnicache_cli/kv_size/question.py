@@ -5,6 +5,7 @@ The engine room is not known here: `ask_exact` is handed down, and called only w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,10 @@ def answer(question: Question, ask_exact: AskExact) -> Answered:
 
 
 def _refuse_contradictions(question: Question) -> None:
+    if question.length is not None and question.length < 1:
+        raise UsageError(f"--length is {question.length}; give a number from 1")
+    if question.need_concurrency is not None and not isfinite(question.need_concurrency):
+        raise UsageError(f"--need-concurrency is {question.need_concurrency}; give a number")
     if question.exact and question.check:
         raise UsageError("--exact and --check cannot be combined; --check runs both paths")
     if question.exact and (beside := _asked_of_fast_path(question)):

@@ -84,6 +84,8 @@ def test_a_need_gates_by_the_exit_code(need: list[str], code: int) -> None:
         ([LLAMA, "--exact", "--sweep", "block_size=16"], 2, "--sweep is answered by the fast"),
         ([LLAMA, "--exact", "--stage", "talker_config"], 2, "--stage is answered by the fast"),
         ([LLAMA, "--check", "--stage", "talker_config"], 2, "only an omni model's thinker"),
+        ([LLAMA, "--length", "0"], 2, "--length is 0"),
+        ([LLAMA, "--need-concurrency", "nan"], 2, "--need-concurrency is nan"),
         ([LLAMA, "--weights", "1GiB"], 2, "--weights says what a card holds"),
         ([LLAMA, "--gpu-memory-utilization", "0.5"], 2, "give --gpu or --gpu-memory too"),
         ([LLAMA, "--tensor-parallel-size", "32", "--dtype", ""], 2, "is not a model dtype"),
