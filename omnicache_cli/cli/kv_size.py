@@ -2,20 +2,34 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
+from omnicache_cli.cli.options import (
+    EnforceEager,
+    EngineFraction,
+    EngineInteger,
+    EngineText,
+    Force,
+    Output,
+    OutputFormat,
+    Quiet,
+)
 from omnicache_cli.errors import EXIT_DONE
 from omnicache_cli.report.formats import format_for, render
 from omnicache_cli.report.output import check_output, deliver
 
 if TYPE_CHECKING:
+    from omnicache_cli.engine.kv_size.apart import VllmApart
     from omnicache_cli.kv_size.check import ExactAnswer
     from omnicache_cli.kv_size.options import Settings
     from omnicache_cli.kv_size.question import Drafter
+
+AUTO = "auto"
+"""vLLM's default of every dtype."""
 
 
 def kv_size(
@@ -26,20 +40,16 @@ def kv_size(
         list[str] | None,
         typer.Option(metavar="GIB", help="For the pool, such as 16.87GiB; once, or per stage."),
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(metavar="N", help="As vLLM's.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(metavar="N", help="As vLLM's.")] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="As vLLM's; sliding windows reserve it.")
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="As vLLM's: auto, bfloat16, float16, float32.")
-    ] = "auto",
-    kv_cache_dtype: Annotated[str, typer.Option(help="As vLLM's: auto, fp8, ...")] = "auto",
+    max_model_len: EngineInteger = None,
+    max_num_seqs: EngineInteger = None,
+    max_num_batched_tokens: EngineInteger = None,
+    dtype: EngineText = None,
+    kv_cache_dtype: EngineText = None,
     kv_cache_dtype_skip_layers: Annotated[
         list[str] | None,
         typer.Option(metavar="LAYER", help="As vLLM's: layers, or sliding_window; repeat it."),
     ] = None,
-    block_size: Annotated[int | None, typer.Option(metavar="N", help="As vLLM's.")] = None,
+    block_size: EngineInteger = None,
     tensor_parallel_size: Annotated[
         int, typer.Option("--tensor-parallel-size", "-tp", metavar="N", help="As vLLM's.")
     ] = 1,
@@ -57,11 +67,9 @@ def kv_size(
         bool | None,
         typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="As vLLM's."),
     ] = None,
-    mamba_cache_mode: Annotated[
-        str | None, typer.Option(metavar="MODE", help="As vLLM's: none, align, all.")
-    ] = None,
-    mamba_cache_dtype: Annotated[str, typer.Option(help="As vLLM's.")] = "auto",
-    mamba_ssm_cache_dtype: Annotated[str, typer.Option(help="As vLLM's.")] = "auto",
+    mamba_cache_mode: EngineText = None,
+    mamba_cache_dtype: EngineText = None,
+    mamba_ssm_cache_dtype: EngineText = None,
     disable_hybrid_kv_cache_manager: Annotated[
         bool | None,
         typer.Option(
@@ -69,9 +77,7 @@ def kv_size(
             help="As vLLM's.",
         ),
     ] = None,
-    num_gpu_blocks_override: Annotated[
-        int | None, typer.Option(metavar="N", help="As vLLM's: this many blocks, whatever fits.")
-    ] = None,
+    num_gpu_blocks_override: EngineInteger = None,
     platform: Annotated[
         str, typer.Option(help="Whose defaults: cuda, or cpu (block 128, no async scheduling).")
     ] = "cuda",
@@ -88,18 +94,14 @@ def kv_size(
     gpu_memory: Annotated[
         str | None, typer.Option(metavar="GIB", help="A card by its memory, such as 24GiB.")
     ] = None,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(metavar="SHARE", help="As vLLM's, with a card.")
-    ] = 0.92,
+    gpu_memory_utilization: EngineFraction = None,
     weights: Annotated[
         str | None, typer.Option(metavar="GIB", help="Per GPU. Default: safetensors headers.")
     ] = None,
     activation_memory: Annotated[
         str | None, typer.Option(metavar="GIB", help="Per GPU, where it is known. Default: bounds.")
     ] = None,
-    enforce_eager: Annotated[
-        bool, typer.Option("--enforce-eager", help="As vLLM's: no memory for CUDA graphs.")
-    ] = False,
+    enforce_eager: EnforceEager = None,
     speculative_method: Annotated[
         str | None, typer.Option(metavar="NAME", help="mtp, eagle, eagle3, draft_model or ngram.")
     ] = None,
@@ -165,14 +167,16 @@ def kv_size(
 
     Example: omnicache kv-size Llama-3.1-8B --available-kv-memory 16.87GiB --max-model-len 8192
     """
+    from omnicache_cli.engine.kv_size.apart import VllmApart
+    from omnicache_cli.kv_size.hardware import cpu_flags
     from omnicache_cli.kv_size.options import Options, platform_named
     from omnicache_cli.kv_size.question import Question, answer
 
     check_output(output, force=force)
     format_for(format, output)
     options = Options(
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
+        dtype=AUTO if dtype is None else dtype,
+        kv_cache_dtype=AUTO if kv_cache_dtype is None else kv_cache_dtype,
         kv_cache_dtype_skip_layers=tuple(kv_cache_dtype_skip_layers or ()),
         block_size=block_size,
         tensor_parallel_size=tensor_parallel_size,
@@ -184,13 +188,14 @@ def kv_size(
         async_scheduling=async_scheduling,
         enable_prefix_caching=enable_prefix_caching,
         mamba_cache_mode=mamba_cache_mode,
-        mamba_cache_dtype=mamba_cache_dtype,
-        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        mamba_cache_dtype=AUTO if mamba_cache_dtype is None else mamba_cache_dtype,
+        mamba_ssm_cache_dtype=AUTO if mamba_ssm_cache_dtype is None else mamba_ssm_cache_dtype,
         num_speculative_tokens=num_speculative_tokens,
         speculative_method=speculative_method,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         num_gpu_blocks_override=num_gpu_blocks_override,
         platform=platform_named(platform),
+        cpu_flags=cpu_flags(),
     )
     question = Question(
         model,
@@ -202,7 +207,7 @@ def kv_size(
         gpu_memory_utilization=gpu_memory_utilization,
         weights=weights,
         activation_memory=activation_memory,
-        enforce_eager=enforce_eager,
+        enforce_eager=bool(enforce_eager),
         length=length,
         speculative_model=speculative_model,
         exact=exact,
@@ -219,20 +224,22 @@ def kv_size(
         need_tokens=need_tokens,
         need_concurrency=need_concurrency,
     )
-    answered = answer(question, _ask_vllm)
+    with VllmApart() as vllm:
+        answered = answer(question, partial(_ask_vllm, vllm))
     deliver(render(answered.report, format, output), output, quiet=quiet)
     if answered.exit_code != EXIT_DONE:
         raise typer.Exit(answered.exit_code)
 
 
 def _ask_vllm(
+    vllm: "VllmApart",
     folder: str,
     settings: "Settings",
     available: Sequence[int] | None,
     drafter: "Drafter | None",
 ) -> "ExactAnswer":
     """The engine room's answer for settings that the fast path has resolved."""
-    from omnicache_cli.engine.kv_size.accounting import ExactOptions, ask_vllm
+    from omnicache_cli.engine.kv_size.accounting import ExactOptions
 
     own = {"available_bytes", "speculative_method", "speculative_model"}
     names = {field.name for field in fields(ExactOptions)} - own
@@ -243,4 +250,4 @@ def _ask_vllm(
         speculative_method=drafter.method if drafter else None,
         speculative_model=drafter.folder if drafter else None,
     )
-    return ask_vllm(folder, options)
+    return vllm.ask(folder, options)

@@ -1,7 +1,7 @@
 """Sections that the command adds to an estimate on demand: memory, items, host memory, what-ifs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from omnicache_cli.kv_size.estimate import Estimate
 from omnicache_cli.kv_size.hardware import GIB
@@ -17,8 +17,16 @@ Answer = tuple[list[Section], dict[str, Any]]
 """Sections for people, and what joins the JSON result."""
 
 
-def memory_answer(budget: Budget, low: Estimate, high: Estimate) -> Answer:
-    """`low` and `high` are the estimates at the two ends of the memory interval."""
+class Capacity(NamedTuple):
+    """What a pool holds; None where it is unknown."""
+
+    num_blocks: int | None
+    tokens: int | None
+    concurrency: float | None
+
+
+def memory_answer(budget: Budget, low: Capacity, high: Capacity) -> Answer:
+    """`low` and `high` are the pools at the two ends of the memory interval."""
     columns = ("part", "GiB, least", "GiB, most", "source")
     rows: list[tuple[Cell, ...]] = [
         ("card", _gib(budget.card.bytes), _gib(budget.card.bytes), budget.card.source),
@@ -36,8 +44,8 @@ def memory_answer(budget: Budget, low: Estimate, high: Estimate) -> Answer:
         ("KV cache", _gib(budget.available.low), _gib(budget.available.high), "what is left")
     )
     facts: dict[str, Cell] = {
-        "number of blocks, from": low.pool.num_blocks,
-        "number of blocks, to": high.pool.num_blocks,
+        "number of blocks, from": low.num_blocks,
+        "number of blocks, to": high.num_blocks,
         "KV cache size, tokens, from": low.tokens,
         "KV cache size, tokens, to": high.tokens,
     }
@@ -49,7 +57,7 @@ def memory_answer(budget: Budget, low: Estimate, high: Estimate) -> Answer:
             "requested_bytes": budget.requested_bytes,
             "parts": {name: _interval(one) for name, one in budget.parts.items()},
             "available_bytes": [budget.available.low, budget.available.high],
-            "num_blocks": [low.pool.num_blocks, high.pool.num_blocks],
+            "num_blocks": [low.num_blocks, high.num_blocks],
             "kv_cache_tokens": [low.tokens, high.tokens],
             "max_concurrency": [low.concurrency, high.concurrency],
         }

@@ -7,9 +7,15 @@ _align_heterogeneous_kv_block_size (vLLM's platforms/interface.py).
 from dataclasses import dataclass, replace
 from math import lcm
 
+from omnicache_cli.kv_size.dtypes import bytes_of, unpacked
 from omnicache_cli.kv_size.layers import AttentionLayer, Kind, MambaLayer, Model
-from omnicache_cli.kv_size.options import Settings
-from omnicache_cli.kv_size.pages import attention_page, kernel_block, mamba_page
+from omnicache_cli.kv_size.options import MLA_BLOCK_SIZE, Settings
+from omnicache_cli.kv_size.pages import (
+    attention_page,
+    kernel_block,
+    layer_cache_dtype,
+    mamba_page,
+)
 
 MLA_ALIGNMENT = 128
 """Tokens: hybrid models with MLA keep whole groups of kernel blocks."""
@@ -32,7 +38,9 @@ def block_sizes(model: Model, settings: Settings) -> BlockSizes:
         settings.max_model_len if settings.mamba_cache_mode == "none" else settings.block_size,
         why=settings.sources.get("block_size", ""),
     )
-    if model.is_hybrid and any(isinstance(layer, AttentionLayer) for layer in model.layers):
+    if not any(isinstance(layer, AttentionLayer) for layer in model.layers):
+        return sizes
+    if model.is_hybrid:
         sizes = _aligned_hybrid(model, settings, sizes)
     if settings.kv_cache_dtype_skip_layers and settings.platform == "cuda":
         sizes = _aligned_mixed_dtypes(model, settings, sizes)
@@ -78,12 +86,17 @@ def _aligned_hybrid(model: Model, settings: Settings, sizes: BlockSizes) -> Bloc
 
 def _aligned_mixed_dtypes(model: Model, settings: Settings, sizes: BlockSizes) -> BlockSizes:
     """_align_heterogeneous_kv_block_size: quantised layers beside ones that skip it."""
-    primary = _token_bytes(model, replace(settings, kv_cache_dtype_skip_layers=()))
-    plain = replace(settings, kv_cache_dtype="auto", kv_cache_dtype_skip_layers=())
-    widest = _token_bytes(model, plain)
+    if model.uses_mla:  # vLLM takes the latent vector twice here, and no packing
+        width = next(one.head_size for one in model.layers if isinstance(one, AttentionLayer))
+        cached = settings.dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+        primary, widest = 2 * width * bytes_of(cached), 2 * width * bytes_of(settings.dtype)
+        kernel = MLA_BLOCK_SIZE
+    else:
+        primary = _token_bytes(model, settings)
+        widest = _token_bytes(model, replace(settings, kv_cache_dtype="auto"))
+        kernel = kernel_block(settings)
     if widest == primary:
         return sizes
-    kernel = kernel_block(settings)
     step = max(kernel, sizes.attention)
     needed = max(widest * kernel, sizes.mamba_page_padded or 0)
     attention = max(sizes.attention, step * _ceil(needed, step * primary))
@@ -98,14 +111,27 @@ def _aligned_mixed_dtypes(model: Model, settings: Settings, sizes: BlockSizes) -
 
 
 def _token_bytes(model: Model, settings: Settings) -> int:
-    """Bytes of one token in one attention layer, by the model-wide heads and head size."""
+    """Bytes of one token in one attention layer, by the model-wide heads and head size.
+
+    Packed as the backend of the first attention layer packs, which is the primary dtype's unless
+    that layer skips it.
+    """
     layers = [
         layer
         for layer in model.layers
         if isinstance(layer, AttentionLayer) and not layer.is_indexer and not layer.is_draft
     ]
     full = [layer for layer in layers if layer.kind in (Kind.FULL, Kind.MLA)] or layers
-    return replace(attention_page(full[0], settings, 1), page_size_padded=None).page_bytes
+    whole = replace(settings, kv_cache_dtype_skip_layers=())
+    if layer_cache_dtype(layers[0], settings) != settings.kv_cache_dtype:
+        whole = replace(whole, kv_cache_dtype=unpacked(settings.kv_cache_dtype))
+    typical = full[0]
+    if typical.kind is not Kind.MLA:
+        typical = replace(typical, kind=Kind.FULL, window=None)
+    if model.common_heads is not None:
+        heads, size = model.common_heads
+        typical = replace(typical, num_kv_heads=heads, head_size=size, head_size_v=size)
+    return attention_page(typical, whole, 1).page_bytes
 
 
 def _ceil(number: int, unit: int) -> int:

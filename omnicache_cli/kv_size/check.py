@@ -33,7 +33,7 @@ class ExactAnswer(Protocol):
     @property
     def longest_context(self) -> int | None: ...
     @property
-    def weight_bytes(self) -> int | None: ...
+    def weight_bytes(self) -> int: ...
     @property
     def notes(self) -> Sequence[str]: ...
 
@@ -117,8 +117,13 @@ def check_sections(
     return sections, result, not different
 
 
-def exact_report(model: str, settings: Settings, answer: ExactAnswer) -> Report:
-    """vLLM's own answer; the names in JSON are the fast path's."""
+def exact_report(
+    model: str,
+    settings: Settings,
+    answer: ExactAnswer,
+    more: tuple[Sequence[Section], Mapping[str, Any]],
+) -> Report:
+    """vLLM's own answer; the names in JSON are the fast path's. `more` joins both."""
     growing = [
         layer
         for layer in answer.layers.values()
@@ -143,13 +148,14 @@ def exact_report(model: str, settings: Settings, answer: ExactAnswer) -> Report:
         "KV cache size, tokens (up to vLLM 0.20.0)": old,
         f"maximum concurrency at {settings.max_model_len:,} tokens": answer.max_concurrency,
         "longest context that fits, tokens": answer.longest_context,
-        "weights of the first stage, GiB": None if weights is None else f"{weights / GIB:.2f}",
+        "weights of the first stage, GiB": f"{weights / GIB:.2f}",
     }
     columns = ("kind", "layers", "block, tokens", "page, bytes", "blocks at start")
     names = ("kind", "layers", "block_size", "page_bytes", "blocks_per_request")
     sections: list[Section] = [
         Facts("", facts),
         Table("Groups", columns, [tuple(group[name] for name in names) for group in answer.groups]),
+        *more[0],
     ]
     if answer.notes:
         sections.append(Lines("Notes", list(dict.fromkeys(answer.notes))))
@@ -167,7 +173,10 @@ def exact_report(model: str, settings: Settings, answer: ExactAnswer) -> Report:
         "groups": [dict(group) for group in answer.groups],
         "needed_bytes": list(answer.needed_bytes),
         "weight_bytes": weights,
-        "notes": list(answer.notes),
+        "notes": list(dict.fromkeys(answer.notes)),
+        "settings": settings.as_json(),
+        "sources": dict(settings.sources),
+        **more[1],
     }
     title = f"KV cache counted by vLLM {answer.vllm_version}'s own code on the meta device"
     return Report("kv-size", title, result, tuple(sections), answer.vllm_version)

@@ -70,6 +70,12 @@ def packing_of(kv_cache_dtype: str) -> Packing:
     return Packing.NONE
 
 
+def unpacked(kv_cache_dtype: str) -> str:
+    """What FlashAttention makes of it: the values of Triton's formats without their scales."""
+    is_triton = kv_cache_dtype.endswith("_per_token_head")
+    return "fp8" if is_triton else kv_cache_dtype
+
+
 def bytes_of(dtype: str) -> int:
     if dtype not in DTYPE_BYTES:
         raise UsageError(f"no dtype is called {dtype!r}; choose one of: {', '.join(DTYPE_BYTES)}")

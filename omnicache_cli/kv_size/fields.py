@@ -5,6 +5,10 @@ from typing import Any
 
 from omnicache_cli.errors import BadInputError
 
+MOST_LAYERS = 10_000
+MOST = 1 << 40
+"""Counts above these are no model's; the lists that they would fill are not made."""
+
 
 class NeedsClassDefaults(Exception):
     """The config.json is silent on a field that its config class may have a default for."""
@@ -65,6 +69,15 @@ class Fields:
                 return self._as_count(name, value)
         return None
 
+    def mapping(self, name: str) -> "Fields":
+        """A config inside this one."""
+        value = self.get(name)
+        if not isinstance(value, Mapping):
+            raise BadInputError(
+                f"{self.path}{name} is {value!r}, not an object of fields; complete the config.json"
+            )
+        return Fields(value, f"{self.path}{name}.", complete=True)
+
     def integers(self, name: str) -> Sequence[int]:
         values = self.get(name)
         if not isinstance(values, list | tuple) or not all(_is_int(item) for item in values):
@@ -90,6 +103,11 @@ class Fields:
         if not _is_int(value) or value < 0:
             raise BadInputError(
                 f"{self.path}{name} is {value!r}, which is not a count; use --exact"
+            )
+        limit = MOST_LAYERS if "layer" in name else MOST
+        if value > limit:
+            raise BadInputError(
+                f"{self.path}{name} is more than {limit:,}, which no model has; correct it"
             )
         return int(value)
 

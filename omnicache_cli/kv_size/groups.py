@@ -122,6 +122,11 @@ def _one_page_size(pages: dict[str, Page]) -> dict[str, Page]:
             unified[name] = page
         elif isinstance(page, MambaPage):
             unified[name] = replace(page, page_size_padded=largest)
+        elif largest % own == 0 and page.page_size_padded is not None:
+            raise BadInputError(
+                f"layer {name} has a page padded to {own:,} bytes beside pages of {largest:,}; "
+                "vLLM fails on this too: name other --kv-cache-dtype-skip-layers"
+            )
         elif largest % own == 0:
             unified[name] = replace(page, block_size=page.block_size * (largest // own))
         elif page.kind not in NOT_PADDED:

@@ -70,6 +70,8 @@ class Model:
     num_attention_heads: int
     is_hybrid: bool = False  # attention and mamba side by side
     uses_mla: bool = False
+    common_heads: tuple[int, int] | None = None
+    """KV heads and head size that vLLM takes for the whole model; None: its first full layer's."""
     num_shared_layers: int = 0  # layers that reuse another layer's cache
     encoder_tokens: int | None = None  # cross attention: tokens of the longest encoder input
     disables_hybrid_manager: bool = False  # chunked attention (VllmConfig.__post_init__)

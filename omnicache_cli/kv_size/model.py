@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from omnicache_cli.errors import BadInputError
-from omnicache_cli.kv_size.architectures.table import ARCHITECTURES
+from omnicache_cli.kv_size.architectures.table import ARCHITECTURES, Family
 from omnicache_cli.kv_size.fields import Fields, NeedsClassDefaults
 from omnicache_cli.kv_size.layers import Model
 
@@ -53,6 +53,10 @@ class ModelConfig:
         stage = self.stage or ("thinker_config" if "thinker_config" in self.values else None)
         if stage is None:
             return self.values
+        if not isinstance(self.values[stage], Mapping):
+            raise BadInputError(
+                f"{self.path}: field {stage} is {self.values[stage]!r}, not an object of fields"
+            )
         whole = {name: self.values[name] for name in WHOLE_MODEL if name in self.values}
         return {**whole, **self.values[stage]}
 
@@ -120,10 +124,12 @@ def open_config(model: str, stage: str | None = None) -> ModelConfig:
     if not path.exists():
         if Path(model).exists() or model.count("/") != 1 or model.startswith((".", "/")):
             raise BadInputError(f"{path} does not exist; name a model's folder or its config.json")
-        path = _from_hub(model)
+        from omnicache_cli.kv_size.hub import config_from_hub
+
+        path = config_from_hub(model)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(f"{path} cannot be read as JSON: {error}; name a config.json") from None
     if not isinstance(values, dict):
         raise BadInputError(f"{path} is a JSON {type(values).__name__}, not an object of fields")
@@ -146,7 +152,7 @@ def ask_child(folder: str, stage: str = "") -> Mapping[str, Any]:
     """class_defaults in a process of its own, where torch is blocked."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     ran = subprocess.run(
-        [sys.executable, "-I", str(CHILD), folder, stage],
+        [sys.executable, "-P", str(CHILD), folder, stage],
         capture_output=True,
         text=True,
         timeout=CHILD_SECONDS,
@@ -168,12 +174,22 @@ def read_model(source: ModelConfig, ask: Ask = ask_child) -> Reading:
         )
     try:
         text = Fields(source.text, source.text_path, complete=False, absent=family.absent)
-        return Reading(family.read(text, name), source.config, source.text, source, None, None)
+        return Reading(_read(family, text, name), source.config, source.text, source, None, None)
     except NeedsClassDefaults as missing:
         field = missing.field
     config, filled, version = class_defaults(source, field, ask)
-    model = family.read(Fields(filled, source.text_path, complete=True), name)
+    model = _read(family, Fields(filled, source.text_path, complete=True), name)
     return Reading(model, config, filled, source, version, field)
+
+
+def _read(family: Family, text: Fields, architecture: str) -> Model:
+    try:
+        return family.read(text, architecture)
+    except ZeroDivisionError:
+        raise BadInputError(
+            f"a field of {text.path or 'the config'} that {architecture} divides by is 0, such as "
+            "num_attention_heads; correct the config.json"
+        ) from None
 
 
 def bare_reading(source: ModelConfig) -> Reading:
@@ -216,21 +232,3 @@ def class_defaults(
             f"{answer['refused']}; complete the config.json"
         )
     return answer["config"], answer["text"], f"transformers {answer['version']}"
-
-
-def _from_hub(model: str) -> Path:
-    """config.json of a hub id, through huggingface_hub's own cache."""
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise BadInputError(
-            f"{model} is no file here; as a hub id it needs huggingface_hub: "
-            "pip install 'omnicache-cli[kv-size]'"
-        ) from None
-    try:
-        return Path(hf_hub_download(model, "config.json"))
-    except Exception as error:
-        raise BadInputError(
-            f"{model} is no file here, and its config.json cannot be fetched from the hub "
-            f"({type(error).__name__}); download it and name the folder"
-        ) from None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from omnicache_cli.errors import UsageError
+from omnicache_cli.errors import BadInputError, UsageError
 from omnicache_cli.kv_size.dtypes import kv_cache_dtype, model_dtype
 from omnicache_cli.kv_size.hardware import Card
 from omnicache_cli.kv_size.layers import AttentionLayer, Kind, MambaLayer, Model
@@ -23,10 +23,32 @@ DEFAULT_BLOCK_SIZE = 16
 CPU_BLOCK_SIZE = 128
 CPU_MLA_BLOCK_SIZE = 16
 MLA_BLOCK_SIZE = 64
-"""FlashMLA's only kernel block size; other MLA kernels take others, so --block-size overrides."""
+"""The only kernel block of FLASHMLA and of the sparse MLA backends."""
+
+MLA_BLOCKS = {7: 16, 8: 16, 9: 16, 10: 32, 12: 16}
+MLA_BACKENDS = {9: "FLASH_ATTN_MLA", 10: "FLASHINFER_MLA"}
+"""By compute capability: what vLLM's first MLA backend there prefers (_get_backend_priorities in
+platforms/cuda.py), TRITON_MLA elsewhere. FLASH_ATTN_MLA takes no quantised cache; FLASHMLA does."""
 
 MAMBA_CACHE_MODES = ("none", "align", "all")
 MAMBA_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+"""_FLOAT16_NOT_SUPPORTED_MODELS (config/model.py)."""
+
+OWN_NUMBERS = frozenset({"Zamba2ForCausalLM"})
+"""Architectures whose attention layers are not named by the number of their decoder layer."""
+
+NO_PIPELINE = frozenset(
+    {
+        *("AriaForConditionalGeneration", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        *("HrmTextForCausalLM", "Idefics3ForConditionalGeneration", "Mamba2ForCausalLM"),
+        *("PaddleOCRVLForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        *("VoxtralForConditionalGeneration", "WhisperForConditionalGeneration"),
+        "Zamba2ForCausalLM",
+    }
+)
+"""Architectures of the fast path without vLLM's SupportsPP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,12 @@ class Options:
     disable_hybrid_kv_cache_manager: bool | None = None
     num_gpu_blocks_override: int | None = None
     platform: Platform = "cuda"
+    cpu_flags: frozenset[str] = frozenset()  # of the machine, for platform cpu
+
+    @property
+    def is_reference_mla(self) -> bool:
+        """CpuPlatform's MLA kernels without AMX, should the model use MLA."""
+        return self.platform == "cpu" and "amx_tile" not in self.cpu_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +108,10 @@ class Settings:
     platform: Platform
     derived_max_model_len: int | None = None  # the longest that the config allows
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Every setting by name; the sources apart."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "sources"}
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -112,9 +144,14 @@ def resolve(
     sources: dict[str, str] = {}
     is_cpu = options.platform == "cpu"
     dtype = model_dtype(options.dtype, config, text)
+    _check_float16(dtype, config)
     sources["dtype"] = "config.json" if options.dtype == "auto" else "--dtype"
     quantization = config.get("quantization_config") or text.get("quantization_config")
-    quantization = quantization or config.get("compression_config")
+    quantization = quantization or config.get("compression_config") or None
+    if quantization is not None and not isinstance(quantization, Mapping):
+        raise BadInputError(
+            f"field quantization_config is {quantization!r}, not an object of fields; correct it"
+        )
     cache_dtype, sources["kv_cache_dtype"] = kv_cache_dtype(options.kv_cache_dtype, quantization)
     if model.uses_mla and cache_dtype.startswith("fp8") and _is_sparse(model):
         cache_dtype = "fp8_ds_mla"
@@ -123,10 +160,9 @@ def resolve(
     prefix_caching, sources["enable_prefix_caching"] = _prefix_caching(options, model)
     is_async, sources["async_scheduling"] = _async(options)
     seqs, batched = _batch(options, model, card, length, sources)
-    block_size, sources["block_size"] = _block_size(options, model)
+    block_size, sources["block_size"] = _block_size(options, model, card, cache_dtype)
     mode, sources["mamba_cache_mode"] = _mamba_mode(options, model, prefix_caching)
-    ssm = options.mamba_ssm_cache_dtype
-    sources["mamba_ssm_cache_dtype"] = "vLLM's default" if ssm == "auto" else "asked"
+    ssm, sources["mamba_ssm_cache_dtype"] = _ssm_dtype(options, model)
     disabled, sources["disable_hybrid_kv_cache_manager"] = _hybrid_manager(options, model, is_cpu)
     return Settings(
         dtype=dtype,
@@ -193,12 +229,51 @@ def _check(options: Options, model: Model) -> None:
             f"--decode-context-parallel-size {options.decode_context_parallel_size} does not "
             f"divide --tensor-parallel-size {tensor}; vLLM refuses it too"
         )
+    _check_heads(options, model)
     _check_context_parallel(options, model)
+    if options.kv_cache_dtype_skip_layers and model.architecture in OWN_NUMBERS:
+        raise UsageError(
+            f"--kv-cache-dtype-skip-layers: {model.architecture} numbers its attention layers in "
+            "its own way; use --exact"
+        )
+    if options.pipeline_parallel_size > 1 and model.architecture in NO_PIPELINE:
+        raise UsageError(
+            f"--pipeline-parallel-size {options.pipeline_parallel_size}: vLLM has no pipeline "
+            f"parallelism for {model.architecture}"
+        )
     if options.pipeline_parallel_size > model.num_hidden_layers:
         raise UsageError(
             f"--pipeline-parallel-size {options.pipeline_parallel_size} is more than the model's "
             f"{model.num_hidden_layers} layers"
         )
+
+
+def _check_float16(dtype: str, config: Mapping[str, Any]) -> None:
+    """_check_valid_dtype (config/model.py)."""
+    if dtype == "float16" and config.get("model_type") in NO_FLOAT16:
+        raise UsageError(
+            f"--dtype float16: vLLM refuses it for model_type {config['model_type']}; give "
+            "bfloat16 or float32"
+        )
+
+
+def _check_heads(options: Options, model: Model) -> None:
+    """QKVParallelLinear: KV heads are divided among the ranks, or ranks among the KV heads."""
+    ranks = options.tensor_parallel_size
+    for layer in model.layers:
+        if not isinstance(layer, AttentionLayer) or layer.kind is Kind.MLA:
+            continue
+        heads = layer.num_kv_heads
+        if heads < 1 or layer.head_size < 1:
+            raise BadInputError(
+                f"layer {layer.index} has {heads} KV heads of {layer.head_size} elements, so it "
+                "caches nothing; correct num_key_value_heads or head_dim in the config.json"
+            )
+        if max(heads, ranks) % min(heads, ranks):
+            raise UsageError(
+                f"--tensor-parallel-size {ranks} and the model's {heads} KV heads do not divide "
+                "one another; vLLM refuses it too"
+            )
 
 
 def _check_context_parallel(options: Options, model: Model) -> None:
@@ -246,7 +321,7 @@ def _prefix_caching(options: Options, model: Model) -> tuple[bool, str]:
     """ModelConfig.is_prefix_caching_supported; CPU without AMX turns it off for MLA."""
     if model.encoder_tokens is not None:
         return False, "off: vLLM does not cache prefixes of encoder-decoder models"
-    if options.platform == "cpu" and model.uses_mla:
+    if options.is_reference_mla and model.uses_mla:
         return False, "off: MLA on a CPU without AMX"
     if options.enable_prefix_caching is not None:
         return options.enable_prefix_caching, "asked"
@@ -287,7 +362,7 @@ def _batch(
         sources["max_num_batched_tokens"] = "--max-num-batched-tokens"
         return seqs, options.max_num_batched_tokens
     no_chunks = model.encoder_tokens is not None
-    if no_chunks or (options.platform == "cpu" and model.uses_mla):
+    if no_chunks or (options.is_reference_mla and model.uses_mla):
         tokens, why = max(length, tokens), "max_model_len: no chunked prefill here"
     tokens = min(seqs * length, tokens)
     sources["max_num_batched_tokens"] = why
@@ -296,18 +371,35 @@ def _batch(
     return seqs, tokens
 
 
-def _block_size(options: Options, model: Model) -> tuple[int, str]:
+def _block_size(
+    options: Options, model: Model, card: Card | None, cache_dtype: str
+) -> tuple[int, str]:
     """Platform.update_block_size_for_backend, phase 1, and CpuPlatform.check_and_update_config."""
     if options.platform == "cpu":
-        if model.uses_mla:
-            return CPU_MLA_BLOCK_SIZE, "the CPU's MLA kernel"
+        if options.is_reference_mla and model.uses_mla:
+            return CPU_MLA_BLOCK_SIZE, "the CPU's MLA kernel without AMX"
         if options.block_size is None:
             return CPU_BLOCK_SIZE, "vLLM's default on a CPU"
     if options.block_size is not None:
         return options.block_size, "--block-size"
     if model.uses_mla:
-        return MLA_BLOCK_SIZE, "FlashMLA's block; give --block-size for another MLA backend"
+        return _mla_block_size(card, cache_dtype, is_sparse=_is_sparse(model))
     return DEFAULT_BLOCK_SIZE, "vLLM's default"
+
+
+def _mla_block_size(card: Card | None, cache_dtype: str, *, is_sparse: bool) -> tuple[int, str]:
+    """The preferred block of the backend that vLLM chooses first for MLA on a card."""
+    if is_sparse:
+        return MLA_BLOCK_SIZE, "of FLASHMLA_SPARSE and FLASH_ATTN_MLA_SPARSE"
+    if card is None or card.capability is None:
+        return MLA_BLOCK_SIZE, (
+            "of FLASHMLA; by the card vLLM prefers 16 (FLASH_ATTN_MLA on Hopper, TRITON_MLA) or 32 "
+            "(FLASHINFER_MLA on B200): name it with --gpu, or give --block-size"
+        )
+    if card.capability == 9 and cache_dtype not in ("auto", "float16", "bfloat16"):
+        return MLA_BLOCK_SIZE, f"of FLASHMLA, vLLM's first MLA backend on {card.name} for fp8"
+    backend = MLA_BACKENDS.get(card.capability, "TRITON_MLA")
+    return MLA_BLOCKS[card.capability], f"of {backend}, vLLM's first MLA backend on {card.name}"
 
 
 def _mamba_mode(options: Options, model: Model, prefix_caching: bool) -> tuple[str, str]:
@@ -323,6 +415,20 @@ def _mamba_mode(options: Options, model: Model, prefix_caching: bool) -> tuple[s
     if asked in ("all", "align"):
         return asked, "--mamba-cache-mode"
     return "align", "vLLM's default with prefix caching"
+
+
+def _ssm_dtype(options: Options, model: Model) -> tuple[str, str]:
+    """CpuPlatform.check_and_update_config forces float32 where the CPU has AVX512-BF16."""
+    asked = options.mamba_ssm_cache_dtype
+    source = "vLLM's default: what the config names, or the model's dtype"
+    if asked != "auto":
+        source = "--mamba-ssm-cache-dtype"
+    if options.platform != "cpu" or "avx512_bf16" not in options.cpu_flags:
+        return asked, source
+    rules = {layer.state.kind for layer in model.layers if isinstance(layer, MambaLayer)}
+    if not rules or asked == "float32" or (asked != "auto" and "gated_delta_net" in rules):
+        return asked, source
+    return "float32", "vLLM's CPU platform, since this machine's CPU has AVX512-BF16"
 
 
 def _hybrid_manager(options: Options, model: Model, is_cpu: bool) -> tuple[bool, str]:

@@ -88,7 +88,7 @@ def attention_page(
     `shared_page` is CacheConfig.skip_page_size_padded: bytes to which layers that skip the
     quantised cache are padded.
     """
-    cache_dtype = _cache_dtype(layer, settings)
+    cache_dtype = layer_cache_dtype(layer, settings)
     heads = layer.num_kv_heads
     if layer.kind is not Kind.MLA:
         heads = max(1, heads // settings.tensor_parallel_size)
@@ -129,7 +129,7 @@ def mamba_page(
     )
 
 
-def _cache_dtype(layer: AttentionLayer, settings: Settings) -> str:
+def layer_cache_dtype(layer: AttentionLayer, settings: Settings) -> str:
     """Attention.__init__: kv_cache_dtype_skip_layers names layers or the sliding ones."""
     skipped = settings.kv_cache_dtype_skip_layers
     if str(layer.index) in skipped or (layer.window and "sliding_window" in skipped):
@@ -145,6 +145,11 @@ def _sliding(page: AttentionPage, settings: Settings, shared: int | None) -> Att
     size = max(base, budget // one_token // base * base)
     if size * one_token > budget:
         size = base
+    if shared is not None and size * one_token > shared:
+        raise UsageError(
+            f"--kv-cache-dtype-skip-layers: a block of a sliding layer takes {size * one_token:,} "
+            f"bytes, more than the {shared:,} that vLLM pads it to; vLLM fails on it too"
+        )
     return replace(page, block_size=size, page_size_padded=shared)
 
 

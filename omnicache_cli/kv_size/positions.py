@@ -1,7 +1,10 @@
 """The longest context a config allows: vLLM's _get_and_verify_max_len (config/model.py)."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
+
+from omnicache_cli.errors import BadInputError
 
 KEYS = (
     "max_position_embeddings",
@@ -16,6 +19,8 @@ KEYS = (
 )
 """derive_max_model_len_and_key (transformers_utils/model_arch_config_convertor.py)."""
 
+LONGEST = 1 << 40
+
 ALREADY_SCALED = frozenset(
     {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 )
@@ -28,6 +33,9 @@ def derived_max_model_len(
     found = {
         key: value for key in KEYS if isinstance(value := text.get(key), int | float) and value
     }
+    for key, value in found.items():
+        if not (isfinite(value) and 0 < value <= LONGEST):
+            raise BadInputError(f"{key} is {value}, which is no length in tokens; correct it")
     if not found:
         return None, ""
     name = min(found, key=lambda key: found[key])
@@ -45,6 +53,8 @@ def derived_max_model_len(
                 return original, "original_max_position_embeddings"
         factor = rope.get("factor")
         if kind not in ALREADY_SCALED and isinstance(factor, int | float):
+            if not (isfinite(factor) and 0 < factor <= LONGEST):
+                raise BadInputError(f"the rope factor {factor} is no factor; correct it")
             return int(length * factor), f"{name} times the rope factor {factor:g}"
     return int(length), name
 

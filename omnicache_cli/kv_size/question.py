@@ -5,6 +5,7 @@ The engine room is not known here: `ask_exact` is handed down, and called only w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Question:
     available_kv_memory: tuple[str, ...] = ()
     gpu: str | None = None
     gpu_memory: str | None = None
-    gpu_memory_utilization: float = DEFAULT_UTILIZATION
+    gpu_memory_utilization: float | None = None
     weights: str | None = None
     activation_memory: str | None = None
     enforce_eager: bool = False
@@ -110,14 +111,53 @@ def answer(question: Question, ask_exact: AskExact) -> Answered:
 
 
 def _refuse_contradictions(question: Question) -> None:
+    if question.length is not None and question.length < 1:
+        raise UsageError(f"--length is {question.length}; give a number from 1")
+    if question.need_concurrency is not None and not isfinite(question.need_concurrency):
+        raise UsageError(f"--need-concurrency is {question.need_concurrency}; give a number")
     if question.exact and question.check:
         raise UsageError("--exact and --check cannot be combined; --check runs both paths")
+    if question.exact and (beside := _asked_of_fast_path(question)):
+        raise UsageError(
+            f"{beside} is answered by the fast path; leave out --exact, or compare with --check"
+        )
     if question.available_kv_memory and (question.gpu or question.gpu_memory):
         raise UsageError(
             "--available-kv-memory is what is left of a card; leave out --gpu and --gpu-memory"
         )
+    if question.check and question.stage not in (None, "thinker_config"):
+        raise UsageError(
+            f"--check --stage {question.stage}: vLLM itself runs only an omni model's thinker; "
+            "leave out --check"
+        )
+    if not (question.gpu or question.gpu_memory):
+        of_a_card = {
+            "--gpu-memory-utilization": question.gpu_memory_utilization,
+            "--weights": question.weights,
+            "--activation-memory": question.activation_memory,
+        }
+        for name, value in of_a_card.items():
+            if value is not None:
+                raise UsageError(f"{name} says what a card holds; give --gpu or --gpu-memory too")
     if question.gpu and question.gpu_memory:
         raise UsageError("--gpu and --gpu-memory both name a card; give one of them")
+
+
+def _asked_of_fast_path(question: Question) -> str | None:
+    asked = {
+        "--stage": question.stage,
+        "--length": question.length,
+        "--explain": question.explain,
+        "--sweep": question.sweeps,
+        "--startup-log": question.startup_log,
+        "--image": question.images,
+        "--video": question.videos,
+        "--audio": question.audios,
+        "--tensor-cache": question.tensor_cache,
+        "--modal-budget": question.modal_budget,
+        "--compression": question.compression,
+    }
+    return next((name for name, value in asked.items() if value), None)
 
 
 def _card(question: Question) -> Card | None:
@@ -140,12 +180,21 @@ def _exact(
     settings = resolve(question.options, reading.model, reading.config, reading.text, card)
     folder, drafter = str(reading.source.folder), _drafter(question)
     exact = ask_exact(folder, settings, _given(question), drafter)
+    memory: answers.Answer = ([], {})
     if card is not None:
-        found = ask_budget(question, reading, settings, card, exact.weight_bytes)
-        exact = ask_exact(folder, settings, [max(found.available.low, 0)], drafter)
-    report = exact_report(str(reading.source.path), settings, exact)
+        left = ask_budget(question, reading, settings, card, exact.weight_bytes)
+        exact, most = (
+            ask_exact(folder, settings, [max(amount, 0)], drafter)
+            for amount in (left.available.low, left.available.high)
+        )
+        memory = answers.memory_answer(left, _exact_capacity(exact), _exact_capacity(most))
+    report = exact_report(str(reading.source.path), settings, exact, memory)
     code = _need_code(question, exact.kv_cache_tokens, exact.max_concurrency)
     return Answered(report, code)
+
+
+def _exact_capacity(found: ExactAnswer) -> answers.Capacity:
+    return answers.Capacity(found.num_blocks, found.kv_cache_tokens, found.max_concurrency)
 
 
 def _drafter(question: Question) -> Drafter | None:
@@ -167,7 +216,9 @@ def ask_budget(
     activation_bytes = activations and memory_bytes(activations, "--activation-memory")
     return budget(
         card,
-        question.gpu_memory_utilization,
+        DEFAULT_UTILIZATION
+        if question.gpu_memory_utilization is None
+        else question.gpu_memory_utilization,
         weights_interval(
             read_weights(reading.source.folder), given or None, exact, settings, reading.model
         ),
@@ -268,7 +319,11 @@ class _Fast:
         left = ask_budget(self.question, self.reading, found.settings, self.card, None)
         low = with_memory(found, [max(left.available.low, 0)])
         high = with_memory(found, [max(left.available.high, 0)])
-        self._add(answers.memory_answer(left, low, high))
+        pools = [
+            answers.Capacity(one.pool.num_blocks, one.tokens, one.concurrency)
+            for one in (low, high)
+        ]
+        self._add(answers.memory_answer(left, *pools))
         if (warning := share_warning(left.available.high, self.card)) is not None:
             self.warnings.append(warning)
         return low

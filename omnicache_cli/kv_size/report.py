@@ -198,11 +198,7 @@ def _result(
             "bytes_naive": request.naive_bytes,
             "state_bytes": request.state_bytes,
         },
-        "settings": {
-            name: getattr(settings, name)
-            for name in settings.__dataclass_fields__
-            if name != "sources"
-        },
+        "settings": settings.as_json(),
         "sources": dict(settings.sources),
     }
 

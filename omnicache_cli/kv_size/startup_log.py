@@ -24,6 +24,7 @@ MAX_BLOCKS = 200_000
 
 _AVAILABLE = re.compile(r"Available KV cache memory:\s*([0-9.]+)\s*GiB")
 _RESERVED = re.compile(r"reserved ([0-9.]+)\s*GiB memory for KV Cache")
+_SET = re.compile(r"(?:Explicitly|Auto) set \(([0-9.]+)/[0-9.]+\) GiB for KV cache")
 _SIZE = re.compile(r"(GPU|CPU|XPU|[A-Z]+) KV cache size:\s*([0-9,]+)\s*tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for\s*([0-9,]+)\s*tokens per request:\s*([0-9.]+)x")
 _ONE_LINE = re.compile(r"KV cache size:.*tokens,\s*Maximum concurrency")
@@ -35,6 +36,7 @@ _VERSION = re.compile(r"(?:version |LLM engine \(v)([0-9]+\.[0-9]+\.[0-9]+[^\s,)
 _SETTINGS = {
     "tensor_parallel_size": re.compile(r"tensor_parallel_size=([0-9]+)"),
     "pipeline_parallel_size": re.compile(r"pipeline_parallel_size=([0-9]+)"),
+    "decode_context_parallel_size": re.compile(r"decode_context_parallel_size=([0-9]+)"),
 }
 _KV_DTYPE = re.compile(r"kv_cache_dtype=([a-z0-9_]+)")
 _DTYPE = re.compile(r"[ ,]dtype=torch\.([a-z0-9]+)")
@@ -79,7 +81,8 @@ def read_log(path: Path) -> StartupLog:
             f"cannot read {path}: {error.strerror}; name a vLLM start-up log"
         ) from None
     size, concurrency = _SIZE.search(text), _CONCURRENCY.search(text)
-    available = [float(one) for one in _AVAILABLE.findall(text) or _RESERVED.findall(text)]
+    amounts = _AVAILABLE.findall(text) or _RESERVED.findall(text) or _SET.findall(text)
+    available = [_number(one, path) for one in amounts]
     if size is None and not available:
         raise BadInputError(
             f"{path} has no line on the KV cache (such as 'GPU KV cache size: 157,952 tokens'); "
@@ -92,7 +95,7 @@ def read_log(path: Path) -> StartupLog:
         available_gib=tuple(available),
         tokens=_integer(size.group(2)) if size else None,
         max_model_len=_integer(concurrency.group(1)) if concurrency else None,
-        concurrency=float(concurrency.group(2)) if concurrency else None,
+        concurrency=_number(concurrency.group(2), path) if concurrency else None,
         num_blocks=int(blocks.group(1)) if blocks else None,
         is_one_line=_ONE_LINE.search(text) is not None,
         version=version.group(1) if version else None,
@@ -237,6 +240,16 @@ def _within(name: str, printed: int, low: int | None, high: int | None) -> Findi
     agrees = low is not None and high is not None and low <= printed <= high
     estimated = "unknown" if low is None or high is None else f"{low:,} to {high:,}"
     return Finding(name, f"{printed:,}", estimated, "agrees" if agrees else "unexplained")
+
+
+def _number(text: str, path: Path) -> float:
+    """BadInputError: dots and digits that are none, as in 1.2.3."""
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInputError(
+            f"{path} says {text!r} where vLLM prints a number; name an undamaged log"
+        ) from None
 
 
 def _integer(text: str) -> int:

@@ -29,6 +29,11 @@ def state_dtypes(
     if rule.kind in ONE_STATE:
         return (conv,)
     temporal = mamba_ssm_cache_dtype
+    if rule.kind == "delta_attention" and temporal not in ("auto", "float32"):
+        raise UsageError(
+            f"--mamba-ssm-cache-dtype {temporal}: vLLM keeps the states of delta attention in "
+            "float32 and fails on any other; leave it out"
+        )
     if temporal == "auto":
         temporal = rule.temporal_dtype or conv
     if temporal == "auto":  # the config itself may say so
@@ -80,6 +85,15 @@ def _gated_delta_net(rule: StateRule, ranks: int, num_speculative: int) -> Shape
     )
 
 
+def _delta_attention(rule: StateRule, ranks: int, num_speculative: int) -> Shapes:
+    """kda_state_shape, as KimiLinearForCausalLM calls it."""
+    heads, size = rule["num_heads"], rule["head_dim"]
+    return (
+        (rule["conv_kernel"] - 1 + num_speculative, _divide(3 * heads * size, ranks)),
+        (_divide(heads, ranks), size, size),
+    )
+
+
 def _short_conv(rule: StateRule, ranks: int, _: int) -> Shapes:
     """short_conv_state_shape."""
     return ((rule["conv_kernel"] - 1, _divide(rule["intermediate_size"], ranks)),)
@@ -90,5 +104,6 @@ _SHAPES: dict[str, Callable[[StateRule, int, int], Shapes]] = {
     "mamba2": _mamba2_plain,
     "mamba2_speculative": _mamba2,
     "gated_delta_net": _gated_delta_net,
+    "delta_attention": _delta_attention,
     "short_conv": _short_conv,
 }

@@ -1,14 +1,19 @@
 """Real engines on the CPU: what vLLM has allocated equals the estimate made before it started."""
 
+import contextlib
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omnicache_cli.kv_size.estimate import Estimate, estimate
+from omnicache_cli.kv_size.hardware import cpu_flags
 from omnicache_cli.kv_size.model import open_config, read_model
 from omnicache_cli.kv_size.options import Options
+from omnicache_cli.kv_size.startup_log import compare_log, options_of_log, read_log
 
 MEMORY = 1 << 30
 
@@ -47,13 +52,52 @@ def started(model: Path, **arguments: Any) -> tuple[int, int, float, list[tuple[
 
 
 def estimated(model: Path, **changes: Any) -> Estimate:
-    options = Options(platform="cpu", max_num_seqs=4, **changes)
+    options = Options(platform="cpu", max_num_seqs=4, cpu_flags=cpu_flags(), **changes)
     return estimate(read_model(open_config(str(model))), options, [MEMORY])
 
 
-def assert_as_estimated(model: Path, **arguments: Any) -> None:
+@contextlib.contextmanager
+def its_log(path: Path) -> Iterator[None]:
+    """What vLLM's loggers say meanwhile; importing vLLM sets them up."""
+    import vllm.logger  # noqa: F401
+
+    logger, handler = logging.getLogger("vllm"), logging.FileHandler(path)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def assert_log_agrees(path: Path, model: Path, **arguments: Any) -> None:
+    """--startup-log: the options are the log's where it states them."""
+    log = read_log(path)
+    given = Options(block_size=arguments.get("block_size"), cpu_flags=cpu_flags())
+    options, taken = options_of_log(log, given)
+    reading = read_model(open_config(str(model)))
+    findings = compare_log(
+        log,
+        lambda memory: estimate(reading, options, memory),
+        lambda memory: estimate(reading, options, memory),
+    )
+    assert {"platform", "max_model_len"} <= set(taken)
+    assert log.available_gib == (1.0,)
+    assert [(one.name, one.verdict) for one in findings] == [
+        ("KV cache size, tokens", "agrees"),
+        ("maximum concurrency", "agrees"),
+    ]
+
+
+def assert_as_estimated(model: Path, log: Path, **arguments: Any) -> None:
     found = estimated(model, **arguments)
-    blocks, tokens, concurrency, groups = started(model, **arguments)
+    with its_log(log):
+        blocks, tokens, concurrency, groups = started(model, **arguments)
+
+    assert_log_agrees(log, model, **arguments)
 
     assert blocks == found.pool.num_blocks
     assert tokens == found.tokens
@@ -64,19 +108,22 @@ def assert_as_estimated(model: Path, **arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("block_size", [None, 32])
-def test_the_text_model_starts_as_estimated(block_size: int | None, tiny_text_model: Path) -> None:
+def test_the_text_model_starts_as_estimated(
+    block_size: int | None, tiny_text_model: Path, tmp_path: Path
+) -> None:
     arguments: dict[str, Any] = {"max_model_len": 1000, "max_num_batched_tokens": 2048}
     if block_size is not None:
         arguments["block_size"] = block_size
-    assert_as_estimated(tiny_text_model, **arguments)
+    assert_as_estimated(tiny_text_model, tmp_path / "log", **arguments)
 
 
-def test_the_image_model_starts_as_estimated(tiny_image_model: Path) -> None:
-    assert_as_estimated(tiny_image_model, max_model_len=2048, max_num_batched_tokens=2048)
+def test_the_image_model_starts_as_estimated(tiny_image_model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert_as_estimated(tiny_image_model, log, max_model_len=2048, max_num_batched_tokens=2048)
 
 
-def test_defaults_are_vllms_own(tiny_text_model: Path) -> None:
-    assert_as_estimated(tiny_text_model)
+def test_defaults_are_vllms_own(tiny_text_model: Path, tmp_path: Path) -> None:
+    assert_as_estimated(tiny_text_model, tmp_path / "log")
 
 
 COMMON = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "dtype": "bfloat16"}
@@ -147,11 +194,13 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_model_of_each_kind_starts_as_estimated(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(KINDS[kind]))
     arguments: dict[str, Any] = {"max_model_len": 2000, "max_num_batched_tokens": 2048}
-    found = estimated(tmp_path, mamba_ssm_cache_dtype="float32", **arguments)
-    blocks, tokens, concurrency, groups = started(
-        tmp_path, load_format="dummy", skip_tokenizer_init=True, **arguments
-    )
+    found = estimated(tmp_path, **arguments)
+    with its_log(tmp_path / "log"):
+        blocks, tokens, concurrency, groups = started(
+            tmp_path, load_format="dummy", skip_tokenizer_init=True, **arguments
+        )
 
+    assert_log_agrees(tmp_path / "log", tmp_path)
     assert (blocks, tokens, concurrency) == (found.pool.num_blocks, found.tokens, found.concurrency)
     assert groups == sorted(
         (group.kind.value, len(group.pages), group.block_size) for group in found.pool.groups

@@ -12,7 +12,9 @@ import pytest
 from omnicache_cli.kv_size.check import check_sections
 from omnicache_cli.kv_size.estimate import Estimate, estimate
 from omnicache_cli.kv_size.model import open_config, read_model
-from omnicache_cli.kv_size.options import Options
+from omnicache_cli.kv_size.options import Options, Settings
+from omnicache_cli.kv_size.question import Question, answer
+from omnicache_cli.report.formats import render
 from tests.unit.kv_size_truth import CONFIGS
 
 LLAMA = str(CONFIGS / "llama-3.1-8b")
@@ -79,6 +81,14 @@ def test_a_need_gates_by_the_exit_code(need: list[str], code: int) -> None:
         ([LLAMA, "--tensor-parallel-size", "3"], 2, "does not divide"),
         ([LLAMA, "--kv-cache-dtype", "fp7"], 2, "is not vLLM's"),
         ([LLAMA, "--exact", "--check"], 2, "cannot be combined"),
+        ([LLAMA, "--exact", "--sweep", "block_size=16"], 2, "--sweep is answered by the fast"),
+        ([LLAMA, "--exact", "--stage", "talker_config"], 2, "--stage is answered by the fast"),
+        ([LLAMA, "--check", "--stage", "talker_config"], 2, "only an omni model's thinker"),
+        ([LLAMA, "--length", "0"], 2, "--length is 0"),
+        ([LLAMA, "--need-concurrency", "nan"], 2, "--need-concurrency is nan"),
+        ([LLAMA, "--weights", "1GiB"], 2, "--weights says what a card holds"),
+        ([LLAMA, "--gpu-memory-utilization", "0.5"], 2, "give --gpu or --gpu-memory too"),
+        ([LLAMA, "--tensor-parallel-size", "32", "--dtype", ""], 2, "is not a model dtype"),
         ([LLAMA, "--gpu-memory", "24GiB"], 3, "no safetensors"),
         ([LLAMA, "--stage", "talker_config"], 3, "has no stage"),
         ([LLAMA, "--tensor-cache"], 2, "--tensor-cache needs"),
@@ -151,7 +161,11 @@ class FakeExact:
     def __init__(self, found: Estimate, blocks: int) -> None:
         length = found.settings.max_model_len
         self.layers = {
-            name: {"kind": page.kind.value, "page_bytes": page.page_bytes}
+            name: {
+                "kind": page.kind.value,
+                "block_size": page.block_size,
+                "page_bytes": page.page_bytes,
+            }
             for name, page in found.pages.items()
         }
         self.groups = [
@@ -184,3 +198,21 @@ def test_a_check_names_what_differs() -> None:
     assert [row["quantity"] for row in plain["check"]["rows"] if not row["equal"]] == [
         "number of blocks"
     ]
+
+
+def test_vllms_own_answer_keeps_to_the_schema_and_the_names() -> None:
+    def vllm(_: str, settings: Settings, available: Any, __: Any) -> FakeExact:
+        found = estimate(read_model(open_config(LLAMA)), Options(), available)
+        assert found.settings.max_model_len == settings.max_model_len
+        blocks = found.pool.num_blocks
+        return FakeExact(found, blocks if blocks is not None else 0)
+
+    question = Question(LLAMA, Options(), gpu="h100", exact=True)
+    text = render(answer(question, vllm).report, "json", None)
+    found = json.loads(text)
+
+    jsonschema.validate(found, SCHEMA)
+    assert found["path"] == "exact"
+    low, high = found["memory"]["num_blocks"]
+    assert low == found["num_blocks"] < high
+    assert found["memory"]["parts"]["weights"]["bytes"] == [1, 1]

@@ -550,3 +550,35 @@ def test_a_cpu_log_without_memory_takes_what_is_given(tmp_path: Path) -> None:
     assert taken == ["max_model_len", "platform"]
     assert [one.verdict for one in compare_log(log, count, count, [8 * GIB])] == ["agrees"] * 2
     assert compare_log(log, count, count)[0].verdict.startswith("unexplained: the log prints no")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0, "head_dim": ...}, "divides by is 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is more than 10,000"),
+        ({"num_key_value_heads": 10**30}, "num_key_value_heads is more than"),
+        ({"num_key_value_heads": 0}, "0 KV heads of 128 elements"),
+        ({"max_position_embeddings": float("inf")}, "max_position_embeddings is inf"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5"),
+        ({"rope_scaling": {"type": "linear", "factor": float("nan")}}, "rope factor nan"),
+        ({"quantization_config": "fp8"}, "quantization_config is 'fp8'"),
+        ({"thinker_config": 3}, "thinker_config is 3"),
+    ],
+)
+def test_a_field_that_no_model_has_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        estimate(read_model(open_config(written(tmp_path, **changes))), Options())
+
+
+def test_a_config_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' * 50_000)
+    with pytest.raises(BadInputError, match="cannot be read as JSON"):
+        open_config(str(tmp_path))
+
+
+def test_an_endless_amount_of_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="is no amount of memory"):
+        memory_bytes("9" * 400, "--available-kv-memory")

@@ -12,8 +12,10 @@ from omnicache_cli.kv_size.model import open_config, read_model
 from omnicache_cli.kv_size.options import Options
 from omnicache_cli.kv_size.pool import longest_context, needed_bytes
 from omnicache_cli.kv_size.request_bytes import request_bytes
+from omnicache_cli.kv_size.startup_log import compare_log, options_of_log, read_log
 from tests.unit.kv_size_truth import (
     CONFIGS,
+    DATA,
     GIB,
     counted,
     full,
@@ -182,3 +184,29 @@ def test_the_table_of_qwen3_vl_2b_is_reproduced(
     assert high is not None
     assert low <= printed <= high
     assert printed % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "tensor", "tokens"),
+    [("cpu-1-worker", 1, 1, "2,048,000"), ("cpu-2-workers", 2, 2, "4,096,000")],
+)
+def test_the_log_of_a_real_engine_agrees(name: str, workers: int, tensor: int, tokens: str) -> None:
+    """Written by vLLM 0.30.0 on a CPU for `omnicache tiny-model text`."""
+    log = read_log(DATA / "logs" / f"{name}.log")
+    options, taken = options_of_log(log, Options())
+    reading = read_model(open_config(str(DATA / "logs")))
+
+    def count(memory: Any) -> Estimate:
+        return estimate(reading, options, memory)
+
+    assert log.available_gib == (1.0,) * workers
+    assert (log.version, options.platform, options.tensor_parallel_size) == (
+        "0.30.0",
+        "cpu",
+        tensor,
+    )
+    assert "max_num_batched_tokens" in taken
+    assert [(one.name, one.printed, one.verdict) for one in compare_log(log, count, count)] == [
+        ("KV cache size, tokens", tokens, "agrees"),
+        ("maximum concurrency", tokens.replace(",000", ".00x").replace(",", ""), "agrees"),
+    ]

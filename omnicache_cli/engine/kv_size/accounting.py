@@ -4,9 +4,10 @@ One process can ask for many models. What vLLM would take from a GPU's platform 
 scheduling, backends) is set by hand, because this machine may have none: `ExactOptions` says what.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from omnicache_cli.engine.kv_size.meta_model import build_on_meta, prepare_process
@@ -31,6 +32,7 @@ class ExactOptions:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     decode_context_parallel_size: int
+    kv_cache_dtype_skip_layers: tuple[str, ...]
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -62,50 +64,93 @@ class ExactAnswer:
     max_concurrency: float | None
     needed_bytes: Sequence[int]  # of one request of max_model_len, per worker
     longest_context: int | None
-    weight_bytes: int | None  # on one rank, as if unquantised; None where it cannot be told
-    notes: Sequence[str] = field(default_factory=tuple)
+    weight_bytes: int  # of the first stage on one rank, as if unquantised
+    notes: tuple[str, ...] = ()
 
 
 def ask_vllm(folder: str, options: ExactOptions) -> ExactAnswer:
     """EngineMissingError: no vLLM; EngineFailedError: vLLM cannot build or count this model."""
-    prepare_process()
+    return Counter().ask(folder, options)
+
+
+class Counter:
+    """Keeps the last model that it has built: another amount of memory needs no other."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, ExactOptions] | None = None
+        self._built: _Built | None = None
+
+    def ask(self, folder: str, options: ExactOptions) -> ExactAnswer:
+        """As `ask_vllm`."""
+        prepare_process()
+        with _as_engine_errors(folder):
+            key = (folder, replace(options, available_bytes=None))
+            if self._built is None or key != self._key:
+                self._built = _build(folder, options)
+                self._key = key
+            return _count(self._built, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    config: "VllmConfig"
+    workers: list[dict[str, Any]]  # vLLM's KVCacheSpec by layer name, per pipeline stage
+    weight_bytes: int
+    notes: Sequence[str]
+
+
+def _build(folder: str, options: ExactOptions) -> _Built:
+    config, models, notes = build_on_meta(folder, options)
+    return _Built(config, [model.specs for model in models], models[0].weight_bytes, notes)
+
+
+@contextlib.contextmanager
+def _as_engine_errors(folder: str) -> Iterator[None]:
     try:
         import vllm
     except ImportError as error:
         raise EngineMissingError(
             f"--exact needs vLLM, which cannot be imported: {error}; install it, or leave it out"
         ) from error
-
     try:
-        config, models, notes = build_on_meta(folder, options)
-        workers = [model.specs for model in models]
-        if options.platform == "cuda":  # vLLM's choice where Triton is
-            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = (
-                "0" if options.mamba_cache_mode == "all" else "1"
-            )
-        return _count(config, workers, options, models[0].weight_bytes, notes, vllm.__version__)
+        yield
     except (EngineFailedError, EngineMissingError):
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise EngineFailedError(
             f"vLLM {vllm.__version__} cannot count {folder} on the meta device: "
-            f"{type(error).__name__}: {reason[0] if reason else ''}; use the fast path"
+            f"{_one_line(error)}; use the fast path"
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """What and why; pydantic tells why in the line after its heading, which says how many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    why = [line.partition(" [type=")[0] for line in lines if line.startswith("Value error")]
+    return ": ".join([type(error).__name__, *(why or lines)[:1]])
+
+
+@contextlib.contextmanager
+def _gpu_runner(options: ExactOptions) -> Iterator[None]:
+    """Model runner V2 is vLLM's choice where Triton is, unless every state is cached."""
+    if options.platform == "cuda":
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0" if options.mamba_cache_mode == "all" else "1"
+    try:
+        yield
     finally:
         os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
 
 
-def _count(
-    config: "VllmConfig",
-    workers: list[dict[str, Any]],
-    options: ExactOptions,
-    weight_bytes: int | None,
-    notes: Sequence[str],
-    version: str,
-) -> ExactAnswer:
+def _count(built: _Built, options: ExactOptions) -> ExactAnswer:
+    with _gpu_runner(options):
+        return _counted(built, options)
+
+
+def _counted(built: _Built, options: ExactOptions) -> ExactAnswer:
+    import vllm
     from vllm.v1.core import kv_cache_utils as v
 
+    config, workers = built.config, built.workers
     config.cache_config.kv_cache_layout = CPU_LAYOUT if options.platform == "cpu" else LAYOUT
     merged = {name: spec for worker in workers for name, spec in worker.items()}
     groups = v.get_kv_cache_groups(config, merged)
@@ -130,7 +175,7 @@ def _count(
                 for own, memory, size in zip(projected, available, sizes, strict=True)
             )
     return ExactAnswer(
-        vllm_version=version,
+        vllm_version=vllm.__version__,
         layers={name: _plain_spec(spec) for name, spec in merged.items()},
         groups=[_plain_group(config, group) for group in groups],
         bytes_per_block=sizes,
@@ -140,8 +185,8 @@ def _count(
         max_concurrency=concurrency,
         needed_bytes=needed,
         longest_context=longest,
-        weight_bytes=weight_bytes,
-        notes=tuple(notes),
+        weight_bytes=built.weight_bytes,
+        notes=tuple(built.notes),
     )
 
 

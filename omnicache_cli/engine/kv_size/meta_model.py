@@ -4,10 +4,12 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omnicache_cli.engine.kv_size.gpu import align_blocks, use_gpu_backends
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +48,10 @@ def build_on_meta(
     """The config, a model per pipeline stage, and what had to be set by hand."""
     import torch
     from vllm.distributed import parallel_state
+    from vllm.triton_utils import triton
 
+    if not hasattr(triton, "set_allocator"):  # vLLM's placeholder where there is no GPU
+        triton.set_allocator = lambda _: None
     notes: list[str] = []
     config = _engine_config(folder, options, notes)
     _start_group(parallel_state)
@@ -59,9 +64,9 @@ def build_on_meta(
             module = _constructed(torch, config, notes)
             if config.speculative_config is not None and rank == last:
                 _constructed(torch, config, notes, config.speculative_config.draft_model_config)
-            _set_by_hand(config, options)
-            _use_gpu_backends(config, options)
-            _align_blocks(config)
+            _set_by_hand(config, options, is_built=True)
+            use_gpu_backends(config, options)
+            align_blocks(config, options)
             specs = _cache_specs(config)
         weights = sum(p.numel() * p.element_size() for p in module.parameters())
         models.append(MetaModel(specs, weights))
@@ -106,7 +111,7 @@ def _engine_config(folder: str, options: "ExactOptions", notes: list[str]) -> "V
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=False,  # set by hand: a CPU without AMX has none for MLA
         mamba_cache_dtype=options.mamba_cache_dtype,
         hf_overrides=overrides,
         skip_mm_profiling=True,
@@ -128,7 +133,7 @@ def _speculation(folder: str, options: "ExactOptions") -> dict[str, Any] | None:
     }
 
 
-def _set_by_hand(config: "VllmConfig", options: "ExactOptions") -> None:
+def _set_by_hand(config: "VllmConfig", options: "ExactOptions", *, is_built: bool = False) -> None:
     """What the platform decides. Multimodal constructors copy the config, which asks the platform
     again: so this is done before and after."""
     scheduler, cache, parallel = (
@@ -138,14 +143,17 @@ def _set_by_hand(config: "VllmConfig", options: "ExactOptions") -> None:
     )
     scheduler.max_num_batched_tokens = options.max_num_batched_tokens
     scheduler.max_num_encoder_input_tokens = options.max_num_batched_tokens
+    if options.platform == "cuda" and not config.model_config.is_encoder_decoder:
+        scheduler.enable_chunked_prefill = True  # which a CPU without AMX has not for MLA
     scheduler.async_scheduling = options.async_scheduling
     scheduler.disable_hybrid_kv_cache_manager = options.disable_hybrid_kv_cache_manager
     cache.block_size = options.block_size
     cache.enable_prefix_caching = options.enable_prefix_caching
     cache.mamba_cache_mode = options.mamba_cache_mode
-    cache.mamba_block_size = (
-        options.max_model_len if options.mamba_cache_mode == "none" else options.block_size
-    )
+    if is_built:  # a copy of the config may lack prefix caching, and then refuses it
+        cache.mamba_block_size = (
+            options.max_model_len if options.mamba_cache_mode == "none" else options.block_size
+        )
     cache.mamba_ssm_cache_dtype = options.mamba_ssm_cache_dtype
     _model_hook(config)
     parallel.tensor_parallel_size = options.tensor_parallel_size
@@ -213,7 +221,12 @@ def _constructed(
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.model_config.dtype)
     try:
-        with set_current_vllm_config(config), _sparse_attention_by_name():
+        with (
+            set_current_vllm_config(config),
+            _sparse_attention_by_name(),
+            _any_experts(),
+            _no_device(torch),
+        ):
             try:
                 with torch.device("meta"):
                     return initialize_model(vllm_config=config, model_config=drafter)
@@ -262,6 +275,50 @@ def _sparse_attention_by_name() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _any_experts() -> Iterator[None]:
+    """Experts that no kernel of a CPU takes (gpt-oss's over eight ranks) get one by name."""
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as method
+    from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+        UnquantizedMoeBackend,
+        backend_to_kernel_cls,
+    )
+
+    chosen = method.select_unquantized_moe_backend
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return chosen(*args, **kwargs)
+        except NotImplementedError:
+            backend = UnquantizedMoeBackend.TRITON
+            return backend, backend_to_kernel_cls(backend)[0]
+
+    method.select_unquantized_moe_backend = choose
+    try:
+        yield
+    finally:
+        method.select_unquantized_moe_backend = chosen
+
+
+class _NoStream:
+    """A class, since annotations name it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _no_device(torch: Any) -> Iterator[None]:
+    """Constructors move parts of a model, which have nothing to copy, and open CUDA streams."""
+    before = torch.nn.Module.to, torch.cuda.Stream, torch.cuda.Event
+    torch.nn.Module.to = lambda module, *_, **__: module
+    torch.cuda.Stream = torch.cuda.Event = _NoStream
+    try:
+        yield
+    finally:
+        torch.nn.Module.to, torch.cuda.Stream, torch.cuda.Event = before
+
+
+@contextlib.contextmanager
 def _large_tensors_on_meta(torch: Any) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
 
@@ -281,76 +338,3 @@ def _large_tensors_on_meta(torch: Any) -> Iterator[None]:
 
     with Mode():
         yield
-
-
-def _use_gpu_backends(config: "VllmConfig", options: "ExactOptions") -> None:
-    """Give each layer the cache dtype that was asked for, and a GPU's backend for its packing."""
-    if options.platform == "cpu":
-        return
-    from vllm.model_executor.layers.attention import Attention, MLAAttention
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
-
-    config.cache_config.cache_dtype = options.kv_cache_dtype
-    backend = _backend(options.kv_cache_dtype)
-    for layer in config.compilation_config.static_forward_context.values():
-        if isinstance(layer, Attention):
-            layer.kv_cache_dtype = options.kv_cache_dtype
-            layer.kv_cache_torch_dtype = kv_cache_dtype_str_to_dtype(
-                options.kv_cache_dtype, config.model_config
-            )
-            layer.attn_backend = backend
-        elif isinstance(layer, MLAAttention):
-            layer.kv_cache_dtype = options.kv_cache_dtype
-
-
-def _backend(kv_cache_dtype: str) -> Any:
-    """Who packs a cache of this dtype: FlashAttention leaves pages dense."""
-    if kv_cache_dtype.endswith("_per_token_head"):
-        from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
-
-        return TritonAttentionBackend
-    if kv_cache_dtype in ("nvfp4", "nvfp4_4over6"):
-        return _nvfp4_backend()
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
-
-    return FlashAttentionBackend
-
-
-def _nvfp4_backend() -> Any:
-    """FlashInfer's, which packs NVFP4. Where its kernels are not installed, only their names are
-    there while vLLM's module is loaded: the packing needs none of them."""
-    import importlib.util
-    import sys
-    import types
-
-    class Names(types.ModuleType):
-        __path__: MutableSequence[str] = []  # noqa: RUF012  what makes it a package
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (), {})
-
-    parts = ("", ".decode", ".prefill", ".utils", ".cascade", ".fp4_quantization")
-    planted = []
-    if importlib.util.find_spec("flashinfer") is None:
-        planted = [f"flashinfer{part}" for part in parts]
-        sys.modules.update({name: Names(name) for name in planted})
-    try:
-        from vllm.v1.attention.backends.flashinfer import FlashInferBackend
-    finally:
-        for name in planted:
-            del sys.modules[name]
-    return FlashInferBackend
-
-
-def _align_blocks(config: "VllmConfig") -> None:
-    """Platform._align_hybrid_block_size with the backend of the model's attention."""
-    if not config.model_config.is_hybrid:
-        return
-    from vllm.platforms import current_platform
-    from vllm.platforms.interface import Platform
-
-    backend = current_platform._find_non_ssm_backend(config)
-    if backend is not None:
-        Platform._align_hybrid_block_size.__func__(type(current_platform), config, backend)

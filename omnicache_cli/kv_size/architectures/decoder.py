@@ -188,6 +188,7 @@ def gemma4(text: Fields, architecture: str) -> Model:
         layers,
         num_hidden_layers=count,
         num_attention_heads=text.integer("num_attention_heads"),
+        common_heads=(kv_heads(text), max(wide, head_size(text))),
     )
     return _without_shared(model, text.optional_integer("num_kv_shared_layers") or 0)
 
@@ -200,4 +201,17 @@ def _without_shared(model: Model, num_shared: int) -> Model:
         model,
         layers=tuple(layer for layer in model.layers if layer.index < first),
         num_shared_layers=num_shared,
+    )
+
+
+def dbrx(text: Fields, architecture: str) -> Model:
+    """models/dbrx.py: names of its own."""
+    heads = text.integer("n_heads")
+    count, size = text.integer("n_layers"), text.integer("d_model") // heads
+    kv = text.mapping("attn_config").integer("kv_n_heads")
+    return Model(
+        architecture,
+        tuple(AttentionLayer(index, Kind.FULL, kv, size, size) for index in range(count)),
+        num_hidden_layers=count,
+        num_attention_heads=heads,
     )

@@ -265,3 +265,32 @@ def mamba_only(state: Callable[[Fields], StateRule]) -> Callable[[Fields, str], 
 
 def mamba2_only(text: Fields, architecture: str) -> Model:
     return mamba_only(mamba2_state)(text, architecture)
+
+
+def kimi_linear(text: Fields, architecture: str) -> Model:
+    """models/kimi_k3: delta attention, and MLA in the layers that are none of kda_layers."""
+    linear = text.mapping("linear_attn_config")
+    rule = StateRule(
+        "delta_attention",
+        (
+            ("num_heads", linear.integer("num_heads")),
+            ("head_dim", linear.integer("head_dim")),
+            ("conv_kernel", linear.integer("short_conv_kernel_size")),
+        ),
+        temporal_dtype="float32",  # kda_state_dtype
+    )
+    count = text.integer("num_hidden_layers")
+    states = {number - 1 for number in linear.integers("kda_layers")}  # counted from one
+    size = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
+    layers: list[Layer] = [
+        MambaLayer(index, rule) if index in states else AttentionLayer(index, Kind.MLA, 1, size, 0)
+        for index in range(count)
+    ]
+    return Model(
+        architecture,
+        tuple(layers),
+        num_hidden_layers=count,
+        num_attention_heads=text.integer("num_attention_heads"),
+        is_hybrid=bool(states),
+        uses_mla=True,
+    )

@@ -33,6 +33,26 @@ def latent(text: Fields, architecture: str) -> Model:
     )
 
 
+def longcat(text: Fields, architecture: str) -> Model:
+    """models/longcat_flash.py: two attention layers in every decoder layer."""
+    size = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
+    count = text.integer("num_hidden_layers")
+    return Model(
+        architecture,
+        tuple(
+            AttentionLayer(index, Kind.MLA, 1, size, 0) for index in range(count) for _ in range(2)
+        ),
+        num_hidden_layers=count,
+        num_attention_heads=text.integer("num_attention_heads"),
+        uses_mla=True,
+    )
+
+
+def unfolded_head_size(text: Fields) -> int:
+    """models/minicpm3.py: latent projections, but keys and values cached per head."""
+    return text.integer("qk_nope_head_dim") + text.integer("qk_rope_head_dim")
+
+
 def _indexer(text: Fields, index: int) -> AttentionLayer:
     """DeepseekV32IndexerCache: fp8 keys with a float32 scale per block of them."""
     keys = text.integer("index_head_dim")

@@ -36,6 +36,7 @@ def mimo_v2(text: Fields, architecture: str) -> Model:
         layers,
         num_hidden_layers=count,
         num_attention_heads=text.integer("num_attention_heads"),
+        common_heads=(heads, size),
     )
 
 

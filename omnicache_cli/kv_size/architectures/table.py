@@ -65,7 +65,9 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
         "GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration "
         "HYV3ForCausalLM HrmTextForCausalLM Jais2ForCausalLM MiniMaxM2ForCausalLM "
         "PaddleOCRVLForConditionalGeneration PaliGemmaForConditionalGeneration "
-        "ApertusForCausalLM",
+        "ApertusForCausalLM PhiMoEForCausalLM BailingMoeForCausalLM SolarForCausalLM "
+        "Glm4vMoeForConditionalGeneration VoxtralForConditionalGeneration TeleChat3ForCausalLM "
+        "BailingMoeV2ForCausalLM ExaoneForCausalLM TeleFLMForCausalLM",
     ),
     "granite": (Family(_WINDOWS, HEADS), "GraniteForCausalLM"),
     "qwen2": (
@@ -108,7 +110,11 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
         Family(_SPLIT_MHA, NO_WINDOW),
         "OPTForCausalLM GPTNeoXForCausalLM PhiForCausalLM Blip2ForConditionalGeneration",
     ),
-    "split": (Family(_SPLIT, HEADS | NO_WINDOW), "StableLmForCausalLM"),
+    "split": (
+        Family(_SPLIT, HEADS | NO_WINDOW),
+        "StableLmForCausalLM InternLM2ForCausalLM DeepseekForCausalLM OrionForCausalLM "
+        "MiniCPMForCausalLM",
+    ),
     "falcon": (
         Family(
             d.decoder(heads=d.falcon_heads, size=d.split_head_size),
@@ -121,8 +127,20 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
     "deepseek": (
         Family(m.latent, MLA),
         "DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM "
-        "GlmMoeDsaForCausalLM Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM Glm4MoeLiteForCausalLM AXK1ForCausalLM MistralLarge3ForCausalLM "
+        "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration",
     ),
+    "longcat": (Family(m.longcat), "LongcatFlashForCausalLM"),
+    "minicpm3": (
+        Family(d.decoder(size=m.unfolded_head_size, heads=d.all_heads), NO_WINDOW),
+        "MiniCPM3ForCausalLM",
+    ),
+    "kimi_linear": (Family(h.kimi_linear), "KimiLinearForCausalLM"),
+    "olmo_hybrid": (
+        Family(h.hybrid(h.gated_delta_net, h.layer_types, size=d.split_head_size)),
+        "OlmoHybridForCausalLM",
+    ),
+    "dbrx": (Family(d.dbrx), "DbrxForCausalLM"),
     "qwen3_next": (
         Family(h.hybrid(h.gated_delta_net, h.full_every_nth), HEADS),
         "Qwen3NextForCausalLM",
@@ -150,7 +168,7 @@ _FAMILIES: dict[str, tuple[Family, str]] = {
     ),
     "lfm2": (
         Family(h.hybrid(h.short_conv, h.layer_types, size=d.split_head_size)),
-        "Lfm2ForCausalLM Lfm2MoeForCausalLM",
+        "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration",
     ),
     "zamba2": (
         Family(h.hybrid(h.zamba_state, h.zamba_words, size=h.zamba_head, heads=d.all_heads)),
