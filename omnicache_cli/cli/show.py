@@ -44,7 +44,7 @@ def show(
         bool, typer.Option("--evictions", help="Every eviction, and whether it was regretted.")
     ] = False,
     engine: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only this engine: its id, or its number.")
+        str | None, typer.Option(metavar="ID", help="Only this engine: its id, number or stage.")
     ] = None,
     output: Output = None,
     format: OutputFormat = None,
