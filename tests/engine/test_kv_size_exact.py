@@ -18,7 +18,8 @@ from omnicache_cli.kv_size.class_defaults import answer
 from omnicache_cli.kv_size.draft import draft_layers
 from omnicache_cli.kv_size.estimate import Estimate, estimate
 from omnicache_cli.kv_size.model import ask_child, open_config, read_model
-from omnicache_cli.kv_size.options import NO_PIPELINE, Options
+from omnicache_cli.kv_size.options import Options
+from omnicache_cli.kv_size.refusals import NO_PIPELINE
 
 pytestmark = pytest.mark.engine
 
