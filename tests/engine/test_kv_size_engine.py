@@ -58,9 +58,13 @@ def estimated(model: Path, **changes: Any) -> Estimate:
 
 @contextlib.contextmanager
 def its_log(path: Path) -> Iterator[None]:
-    """What vLLM's loggers say meanwhile; importing vLLM sets them up."""
-    import vllm.logger  # noqa: F401
+    """What vLLM's loggers say meanwhile; importing vLLM sets them up.
 
+    A line that an engine before this one put out, word for word, would not come again.
+    """
+    from vllm.logger import _print_info_once
+
+    _print_info_once.cache_clear()
     logger, handler = logging.getLogger("vllm"), logging.FileHandler(path)
     level = logger.level
     logger.addHandler(handler)
