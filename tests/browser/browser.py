@@ -169,7 +169,10 @@ def unpack(packed: Path) -> None:
         browser.chmod(0o755)
         for name in ARCHIVES:
             with tarfile.open(fileobj=io.BytesIO(member(f"{name}.tar.br"))) as archive:
-                archive.extractall(FETCHED, filter="data")
+                if hasattr(tarfile, "data_filter"):
+                    archive.extractall(FETCHED, filter="data")
+                else:  # Python before 3.11.4; what is unpacked is pinned by its hash
+                    archive.extractall(FETCHED)
     packed.unlink()
 
 
