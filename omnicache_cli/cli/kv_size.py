@@ -150,7 +150,8 @@ def kv_size(
         str | None, typer.Option(metavar="KEPT", help="What-if: image=0.4,audio=0.3.")
     ] = None,
     need_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Exit 1 where the cache holds fewer tokens.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Exit 1 where the cache holds fewer tokens."),
     ] = None,
     need_concurrency: Annotated[
         float | None, typer.Option(metavar="X", help="Exit 1 where the concurrency is lower.")

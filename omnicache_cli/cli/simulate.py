@@ -68,13 +68,15 @@ def simulate(
         int | None, typer.Option(min=1, metavar="N", help="That many at a time, whatever it says.")
     ] = None,
     step_ms: Annotated[
-        float, typer.Option(min=0.001, metavar="MS", help="By clock: what a step takes.")
+        float, typer.Option(min=0.001, max=1e6, metavar="MS", help="By clock: what a step takes.")
     ] = 20.0,
     token_us: Annotated[
-        float, typer.Option(min=0.0, metavar="US", help="By clock: and each of its tokens.")
+        float,
+        typer.Option(min=0.0, max=1e6, metavar="US", help="By clock: and each of its tokens."),
     ] = 20.0,
     replicas: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Engines, each with a pool of its own.")
+        int,
+        typer.Option(min=1, max=1000, metavar="N", help="Engines, each with a pool of its own."),
     ] = 1,
     route: Annotated[Route, typer.Option(help="How requests go to replicas.")] = "round-robin",
     block_size: Annotated[

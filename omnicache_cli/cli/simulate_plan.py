@@ -1,5 +1,6 @@
 """What `omnicache simulate` tries: pool sizes and settings, of a run or as typed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,13 @@ OF_LINES = ("input_format", "tokenizer", "hash_tokens", "time_unit")
 """Options that say nothing to a recorded run."""
 
 OF_CLOCK = ("step_ms", "token_us")
+
+MOST_BLOCKS = 10_000_000
+"""Of all pools at one size: some 2 GB of vLLM's objects."""
+
+HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+"""vLLM's PrefixCachingHashAlgo."""
+
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Sizes of a run that are tried where none is named, times its own."""
 
@@ -58,6 +66,9 @@ def refuse_contradictions(given: dict[str, Any]) -> None:
         raise UsageError("--kv-memory needs to know the model; name it with --model")
     if not (is_run or given["blocks"] or given["kv_memory"]):
         raise UsageError("no pool size; give --blocks N,N,... or --kv-memory GIB,... --model MODEL")
+    algorithm = given["hash_algo"]
+    if algorithm is not None and algorithm not in HASH_ALGORITHMS:
+        raise UsageError(f"--hash-algo {algorithm!r}: choose {', '.join(HASH_ALGORITHMS)}")
     if given["timeline"] and given["replicas"] > 1:
         raise UsageError("--timeline is about one pool; leave out --replicas")
 
@@ -72,10 +83,11 @@ def plan_of(given: dict[str, Any]) -> Planned:
 
     recorded = recorded_engine_of(given)
     found = sizes_and_groups(given, recorded)
+    refuse_what_does_not_fit(found.sizes, given["replicas"])
     plan = PoolPlan(tuple(parse_group(one) for one in found.groups), max_num_seqs=256)
     if recorded is not None:
         plan = replace(plan, **recorded.settings())
-    plan = replace(plan, **_typed(given))
+    plan = with_room_for_all(replace(plan, **_typed(given)), given)
     setup = Setup(
         found.sizes,
         Arrivals(
@@ -101,6 +113,22 @@ def plan_of(given: dict[str, Any]) -> Planned:
     if given["bound"] and (len(plan.groups) > 1 or plan.groups[0].kind != "full"):
         notes = (*notes, "an upper bound is known for one group of full attention only")
     return Planned(setup, plan, found.groups, recorded, current, notes)
+
+
+def with_room_for_all(plan: "PoolPlan", given: dict[str, Any]) -> "PoolPlan":
+    """vLLM wants a token in a step's budget for each request that may run.
+
+    UsageError: both were given and contradict.
+    """
+    tokens = plan.max_num_batched_tokens
+    if tokens >= plan.max_num_seqs:
+        return plan
+    if given["max_num_seqs"] is not None:
+        raise UsageError(
+            f"--max-num-seqs {plan.max_num_seqs} is more than {tokens} batched tokens a step; "
+            "lower it, or raise --max-num-batched-tokens"
+        )
+    return replace(plan, max_num_seqs=tokens)
 
 
 def recorded_engine_of(given: dict[str, Any]) -> "RecordedEngine | None":
@@ -140,8 +168,20 @@ def sizes_and_groups(given: dict[str, Any], recorded: "RecordedEngine | None") -
     return _Sizes(tuple(unique[number] for number in sorted(unique)), groups)
 
 
+def refuse_what_does_not_fit(sizes: "Sequence[Size]", replicas: int) -> None:
+    """UsageError: vLLM's pool holds an object for each block, more than a machine has room for."""
+    largest = max(one.num_blocks for one in sizes)
+    if largest * replicas > MOST_BLOCKS:
+        pools = f" in each of {replicas} replicas" if replicas > 1 else ""
+        raise UsageError(
+            f"{largest} blocks{pools} are more than the {MOST_BLOCKS} that are simulated; give "
+            "fewer, or larger ones with --block-size"
+        )
+
+
 def _of_model(given: dict[str, Any], groups: tuple[str, ...]) -> _Sizes:
     """As `omnicache kv-size` counts it."""
+    from omnicache_cli.kv_size.hardware import memory_bytes
     from omnicache_cli.kv_size.options import Options
     from omnicache_cli.kv_size.question import Question, answer
     from omnicache_cli.simulate.study import Size
@@ -154,6 +194,7 @@ def _of_model(given: dict[str, Any], groups: tuple[str, ...]) -> _Sizes:
     sizes = []
     told: tuple[str, ...] = ()
     for text in _split(given["kv_memory"]):
+        memory_bytes(text, "--kv-memory")
         question = Question(given["model"], options, available_kv_memory=(text,))
         result = answer(question, _no_engine).report.result
         if not result["num_blocks"]:
@@ -201,7 +242,7 @@ def _blocks(text: str) -> int:
 
 
 def _split(texts: list[str]) -> list[str]:
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    return [part.strip() for text in texts for part in text.split(",")]
 
 
 def _typed(given: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def weights_interval(
     if found is None:
         raise BadInputError(
             "no safetensors beside config.json, so the weights' bytes are unknown; "
-            "give --weights 4.24GiB (per GPU), or --exact"
+            "give them with --weights, per GPU, or ask --exact"
         )
     tensor, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
     source = f"safetensors headers of {found.num_files} files"

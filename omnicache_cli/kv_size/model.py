@@ -139,7 +139,12 @@ def open_config(model: str, stage: str | None = None) -> ModelConfig:
     config = ModelConfig(path, values, stage)
     if stage is not None and stage not in config.stages:
         raise BadInputError(
-            f"{path} has no stage {stage}; it has: {', '.join(config.stages) or 'no stages'}"
+            f"{path} has no stage {stage}; "
+            + (
+                f"it has: {', '.join(config.stages)}"
+                if config.stages
+                else "its model has no stages: leave out --stage"
+            )
         )
     return config
 

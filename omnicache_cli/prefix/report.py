@@ -139,7 +139,8 @@ def headline(counts: Counter[str], missed: Counter[str], hit: int, queried: int)
     if not costs:
         return f"{share}; nothing was missed that had been in reach"
     _, name = max(costs)
-    return f"{share}; most was lost to {name} ({counts[name]} of {total}): {REASONS[name]}"
+    which = f"{name} ({counts[name]} of {total}): {REASONS[name]}"
+    return f"{share}; of what an earlier request had, most was lost to {which}"
 
 
 def _counts(counts: Counter[str], missed: Counter[str]) -> Table:

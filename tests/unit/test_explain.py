@@ -98,9 +98,9 @@ def test_every_lookup_in_one_line(tmp_path: Path, explain: Explain) -> None:
     ran = explain("run")
 
     assert ran.lines == [
-        "12 of 50 queried tokens hit; most was lost to salt-differs (1 of 4): the nearest request "
-        "has another",
-        "cache salt, or none",
+        "12 of 50 queried tokens hit; of what an earlier request had, most was lost to "
+        "salt-differs (1 of 4):",
+        "the nearest request has another cache salt, or none",
         "",
         "Reasons",
         "reason          lookups  missed tokens  meaning",

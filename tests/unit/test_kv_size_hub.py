@@ -123,7 +123,8 @@ def test_a_model_that_cannot_be_read_is_one_line(
 def test_a_hub_that_is_away_is_one_line_at_once(hub: Hub, tmp_path: Path) -> None:
     """A port that nobody listens on any more; huggingface_hub itself would retry for 25 s."""
     endpoint = address(hub)
-    hub.socket.close()
+    hub.shutdown()  # while its thread polls the socket, closing it alone leaves the port open
+    hub.server_close()
     ran = run("org/model", endpoint, tmp_path)
 
     assert (ran.returncode, ran.stdout) == (3, "")

@@ -227,3 +227,54 @@ def test_names_of_requests_cannot_steer_a_terminal() -> None:
     from omnicache_cli.report.text import as_text
 
     assert "\x1b" not in as_text(study_report(study, setup, subject))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--blocks", "999999999999999"),
+            "999999999999999 blocks are more than the 10000000 that are simulated; give fewer, or "
+            "larger ones with --block-size",
+        ),
+        (
+            ("--blocks", "100000", "--replicas", 200),
+            "100000 blocks in each of 200 replicas are more than the 10000000 that are simulated; "
+            "give fewer, or larger ones with --block-size",
+        ),
+        (
+            ("--blocks", "5,,6"),
+            "--blocks '': write numbers of blocks from 1, such as 1000,2000",
+        ),
+        (
+            ("--blocks", 6, "--max-num-seqs", 300, "--max-num-batched-tokens", 8),
+            "--max-num-seqs 300 is more than 8 batched tokens a step; lower it, or raise "
+            "--max-num-batched-tokens",
+        ),
+        (
+            ("--blocks", 6, "--hash-algo", "nope"),
+            "--hash-algo 'nope': choose sha256, sha256_cbor, xxhash, xxhash_cbor",
+        ),
+        (
+            ("--kv-memory", "-1GiB", "--model", "nowhere"),
+            "--kv-memory '-1GiB' is no amount of memory; write it like 16.87GiB",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_before_anything_is_imported(
+    options: tuple[object, ...], said: str, simulate: Simulate, tmp_path: Path
+) -> None:
+    write_log(tmp_path / "log.jsonl")
+    ran = simulate("log.jsonl", *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"omnicache: {said}\n"
+
+
+def test_a_small_budget_of_a_step_has_room_for_as_many_requests(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    """As vLLM wants it: it refuses a budget below max_num_seqs."""
+    write_log(tmp_path / "log.jsonl")
+    ran = simulate("log.jsonl", "--blocks", 8, "--max-num-batched-tokens", 128, "--quiet")
+    assert (ran.code, ran.err) == (0, "")
+    assert {(one.max_num_batched_tokens, one.max_num_seqs) for one in PLANS} == {(128, 128)}
