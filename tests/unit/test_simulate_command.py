@@ -165,7 +165,7 @@ def test_what_is_typed_wins_over_the_run(simulate: Simulate, tmp_path: Path) -> 
         (["log", "--blocks", "9", "--model", "m"], 2, "--model goes with --kv-memory; leave it"),
         (["log", "--blocks", "9", "--engine", "0"], 2, "--engine is about a recorded run; leave"),
         (["run", "--tokenizer", "t"], 2, "--tokenizer is about JSON lines, and run is a run"),
-        (["run", "--engine", "x"], 2, "run has no engine x; there are host.1.0"),
+        (["run", "--engine", "x"], 3, "run has no engine x; choose: host.1.0"),
         (["log", "--blocks", "9,8", "--timeline"], 2, "--timeline is for one pool of at most 64"),
         (["log", "--blocks", "65", "--timeline"], 2, "--timeline is for one pool of at most 64"),
         (["log", "--blocks", "9", "--timeline", "--replicas", "2"], 2, "--timeline is about one"),
