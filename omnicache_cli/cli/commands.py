@@ -46,6 +46,10 @@ COMMANDS: dict[str, CommandEntry] = {
         "omnicache_cli.cli.simulate:simulate",
         "Replay a workload on other pool sizes, through vLLM's own scheduler, without a model.",
     ),
+    "monitor": CommandEntry(
+        "omnicache_cli.cli.monitor:monitor",
+        "Watch the cache of running vLLM servers: hit rates, evictions, pool and latencies.",
+    ),
     "tiny-model": CommandEntry(
         "omnicache_cli.cli.tiny_model:tiny_model",
         "Write a tiny model with random weights that vLLM really loads.",

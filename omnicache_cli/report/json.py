@@ -13,6 +13,15 @@ SCHEMA_VERSION = 1
 
 def as_json(report: Report) -> str:
     """ASCII only, so that a terminal or an old locale can show it."""
+    return json.dumps(_enveloped(report), indent=2, allow_nan=False) + "\n"
+
+
+def as_json_line(report: Report) -> str:
+    """The same object on one line, for a stream of them."""
+    return json.dumps(_enveloped(report), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _enveloped(report: Report) -> dict[str, Any]:
     envelope = {
         "schema_version": SCHEMA_VERSION,
         "tool_version": __version__,
@@ -21,7 +30,7 @@ def as_json(report: Report) -> str:
     }
     if taken := envelope.keys() & report.result.keys():
         raise ValueError(f"{report.command}: result uses names of the envelope: {sorted(taken)}")
-    return json.dumps({**envelope, **_plain(report.result)}, indent=2, allow_nan=False) + "\n"
+    return {**envelope, **_plain(report.result)}
 
 
 def _plain(value: Any) -> Any:

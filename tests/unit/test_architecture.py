@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "kv_size": ANALYSIS,
     "simulate": ANALYSIS | {"trace", "prefix"},  # runs as workloads, and the prompts file
     "profile": ANALYSIS,
-    "monitor": ANALYSIS,
+    "monitor": ANALYSIS | {"trace"},  # a run of the same server
     "tensor_cache": set(),
     "report": set(),
     "errors": set(),

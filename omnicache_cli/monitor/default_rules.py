@@ -1,0 +1,101 @@
+"""The rules that hold for everyone, each with its reason; docs/monitor.md lists them."""
+
+from omnicache_cli.monitor.rules import Rule, parse_conditions
+
+RECORD = "omnicache trace -o run -- vllm serve ..."
+"""How a run of the same server comes to be."""
+
+_DEFAULTS = (
+    Rule(
+        name="hit-rate",
+        when="kv_cache_hit_rate < 85% and hit_tokens > 0 and queried_tokens >= 1000",
+        conditions=(),
+        reason="prompts repeat, for there are hits, and over 15 % of their tokens are computed "
+        "again; under 1,000 queried tokens a rate says little",
+        causes=(
+            "blocks were evicted before they were asked for again: the pool is small",
+            "something changes near the front of the prompts: a date, a name, an order",
+            "prompts share less than it seems: full blocks only, and another salt or adapter "
+            "is another prefix",
+            "the same prompts go to different replicas",
+        ),
+        next_commands=(
+            "omnicache explain {run}",
+            "omnicache simulate {run} --bound",
+        ),
+    ),
+    Rule(
+        name="no-hit",
+        when="kv_cache_hit_rate <= 0 and queried_tokens >= 10000",
+        conditions=(),
+        severity="info",
+        reason="10,000 tokens and more were looked up and none was there: either no prompt "
+        "begins like another, or something keeps them apart",
+        causes=(
+            "every prompt is new",
+            "prompts are shorter than a block",
+            "each request has a cache salt or a first line of its own",
+        ),
+        next_commands=("omnicache explain {run}",),
+    ),
+    Rule(
+        name="pool-full",
+        when="max(kv_cache_usage_peak) > 95%",
+        conditions=(),
+        reason="only blocks that requests hold count as used, so above 95 % hardly a block is "
+        "left that another prompt could hit, and the next request waits or preempts",
+        causes=(
+            "too many or too long requests at a time for this pool",
+            "max_num_seqs or max_model_len is higher than the memory allows",
+        ),
+        next_commands=("omnicache kv-size MODEL --available-kv-memory GIB",),
+    ),
+    Rule(
+        name="preemptions",
+        when="preemptions > 0",
+        conditions=(),
+        reason="a preempted request gives its blocks back and is computed again",
+        causes=(
+            "the pool is full while requests grow",
+            "max_num_seqs is higher than the pool can carry",
+        ),
+        next_commands=(
+            "omnicache kv-size MODEL --available-kv-memory GIB",
+            "omnicache show {run} --blocks",
+        ),
+    ),
+    Rule(
+        name="hit-rate-falling",
+        when="kv_cache_hit_rate_change < -10% and queried_tokens >= 1000",
+        conditions=(),
+        reason="the window's hit rate is more than 10 points under that of all the time before",
+        causes=(
+            "another kind of traffic, or a prompt template that was changed",
+            "more different prompts than the pool holds: they evict each other",
+            "the prefix cache was reset",
+        ),
+        next_commands=(
+            "omnicache simulate {run} --blocks N,N,...",
+            "omnicache explain {run}",
+        ),
+    ),
+)
+
+
+def default_rules(run: str | None) -> list[Rule]:
+    """`run`: a recorded run of the same server, for the commands to type next."""
+    from dataclasses import replace
+
+    before = () if run is not None else (RECORD,)
+    rules = []
+    for rule in _DEFAULTS:
+        commands = tuple(one.format(run=run or "run") for one in rule.next_commands)
+        needs_run = any("{run}" in one for one in rule.next_commands)
+        rules.append(
+            replace(
+                rule,
+                conditions=parse_conditions(rule.when),
+                next_commands=(*before, *commands) if needs_run else commands,
+            )
+        )
+    return rules
