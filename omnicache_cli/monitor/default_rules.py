@@ -1,5 +1,7 @@
 """The rules that hold for everyone, each with its reason; docs/monitor.md lists them."""
 
+from shlex import quote
+
 from omnicache_cli.monitor.rules import Rule, parse_conditions
 
 RECORD = "omnicache trace -o run -- vllm serve ..."
@@ -89,7 +91,7 @@ def default_rules(run: str | None) -> list[Rule]:
     before = () if run is not None else (RECORD,)
     rules = []
     for rule in _DEFAULTS:
-        commands = tuple(one.format(run=run or "run") for one in rule.next_commands)
+        commands = tuple(one.format(run=quote(run or "run")) for one in rule.next_commands)
         needs_run = any("{run}" in one for one in rule.next_commands)
         rules.append(
             replace(

@@ -287,7 +287,6 @@ class EventReader:
 
 def _connected(context: "zmq.Context[Any]", endpoint: str) -> "zmq.Socket[bytes]":
     import zmq
-    from zmq.utils.monitor import recv_monitor_message
 
     socket: zmq.Socket[bytes] = context.socket(zmq.SUB)
     socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
@@ -295,21 +294,21 @@ def _connected(context: "zmq.Context[Any]", endpoint: str) -> "zmq.Socket[bytes]
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     watch = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    is_connected = False
     try:
         socket.connect(endpoint)
-        if not watch.poll(int(CONNECT_SECONDS * 1000)):
-            raise EngineFailedError(
-                f"nobody publishes KV events at {endpoint}; start the server with "
-                "--kv-events-config, and name its endpoint: rank N of a data-parallel server "
-                "publishes N ports higher"
-            )
-        recv_monitor_message(watch)
+        is_connected = bool(watch.poll(int(CONNECT_SECONDS * 1000)))
     except zmq.ZMQError as error:
-        socket.close(linger=0)
         raise UsageError(f"cannot connect to {endpoint}: {error}; check the endpoint") from None
-    except BaseException:
-        socket.close(linger=0)
-        raise
     finally:
         socket.disable_monitor()
+        watch.close(linger=0)
+        if not is_connected:
+            socket.close(linger=0)
+    if not is_connected:
+        raise EngineFailedError(
+            f"nobody publishes KV events at {endpoint}; start the server with "
+            "--kv-events-config, and name its endpoint: rank N of a data-parallel server "
+            "publishes N ports higher"
+        )
     return socket

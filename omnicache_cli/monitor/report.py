@@ -83,6 +83,9 @@ def _head(sample: Sample) -> Facts:
         what = "first to last sample, s" if sample.is_whole else "window, s"
         items[what] = round(sample.window_seconds, 1)
     items["engines"] = len(sample.engines)
+    models = sorted({engine.key.get("model_name") or "?" for engine in sample.engines})
+    if models:
+        items["model"] = _few(models)
     for server in sample.servers:
         if server.error is not None:
             items[server.name] = f"not read: {server.error}"

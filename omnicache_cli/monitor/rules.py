@@ -223,8 +223,15 @@ def _compare(value: Value, condition: Condition) -> bool | None:
     return answer
 
 
+def short(number: float | None) -> str:
+    """Counts in full, the rest in four digits."""
+    if number is None:
+        return "-"
+    return f"{number:.0f}" if float(number).is_integer() else f"{number:.4g}"
+
+
 def _said(condition: Condition, value: Value, where: str) -> str:
-    number = f"{'over ' if value.is_above else ''}{value.number:.4g}"
+    number = f"{'over ' if value.is_above else ''}{short(value.number)}"
     place = f" at {where}" if where else ""
     basis = f" ({value.basis})" if value.basis else ""
     return f"{condition.term} is {number}{place}{basis}"

@@ -240,7 +240,7 @@ def _reason(error: BaseException) -> str:
         if isinstance(seen, BaseExceptionGroup):
             seen = seen.exceptions[-1]
         elif isinstance(seen, OSError) and seen.strerror and not isinstance(seen, ssl.SSLError):
-            return seen.strerror
+            return os.strerror(seen.errno) if (seen.errno or 0) > 0 else seen.strerror
         elif isinstance(seen, ssl.SSLCertVerificationError):
             return "CERTIFICATE_VERIFY_FAILED"
         else:
