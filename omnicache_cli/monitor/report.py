@@ -144,7 +144,7 @@ ENGINE_COLUMNS = (
 def _engines(sample: Sample) -> Table:
     rows = [_engine(engine.name, engine.measures) for engine in sample.engines]
     rows.append(_engine("all", sample.all_engines))
-    return Table("Engines, over the window", ENGINE_COLUMNS, rows)
+    return Table("Engines, over the window", ENGINE_COLUMNS, rows, one_line_rows=True)
 
 
 def _engine(name: str, measures: Measures) -> tuple[Cell, ...]:

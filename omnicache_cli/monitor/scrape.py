@@ -5,8 +5,10 @@ nowhere else: not to a redirect's target, and into no message.
 """
 
 import asyncio
+import contextlib
 import os
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +108,9 @@ class Scraper:
             ) from None
         self._targets = targets
         self._timeout = timeout
-        self._runner = asyncio.Runner()
+        # A loop in a thread of its own: Ctrl-C then ends the wait for it, and nothing inside it.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._client = httpx.AsyncClient(
             headers={
                 "user-agent": f"omnicache/{__version__}",
@@ -120,6 +124,7 @@ class Scraper:
         )
 
     def __enter__(self) -> Self:
+        self._thread.start()
         return self
 
     def __exit__(
@@ -128,12 +133,28 @@ class Scraper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._runner.run(self._client.aclose())
-        self._runner.close()
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def scrape(self) -> list[Scraped | OmnicacheError]:
         """One page of each server, in their order, or why there is none."""
-        return self._runner.run(self._scrape_all())
+        pages = asyncio.run_coroutine_threadsafe(self._scrape_all(), self._loop)
+        try:
+            return pages.result()
+        except BaseException:
+            pages.cancel()
+            raise
+
+    async def _end(self) -> None:
+        """What an interrupt has left under way is over before the loop is."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._client.aclose()
 
     async def _scrape_all(self) -> list[Scraped | OmnicacheError]:
         return list(await asyncio.gather(*map(self._scrape_one, self._targets)))
@@ -240,7 +261,7 @@ def _reason(error: BaseException) -> str:
         if isinstance(seen, BaseExceptionGroup):
             seen = seen.exceptions[-1]
         elif isinstance(seen, OSError) and seen.strerror and not isinstance(seen, ssl.SSLError):
-            return os.strerror(seen.errno) if (seen.errno or 0) > 0 else seen.strerror
+            return os.strerror(seen.errno) if seen.errno and seen.errno > 0 else seen.strerror
         elif isinstance(seen, ssl.SSLCertVerificationError):
             return "CERTIFICATE_VERIFY_FAILED"
         else:

@@ -53,7 +53,7 @@ def _loop(
     scraper: Scraper,
     on_sample: Callable[[Fleet, Sample], None],
 ) -> None:
-    begun = time.monotonic()
+    due = begun = time.monotonic()
     number = 0
     while True:
         scraped = scraper.scrape()
@@ -71,14 +71,11 @@ def _loop(
         on_sample(fleet, sample)
         if plan.num_samples is not None and number >= plan.num_samples:
             return
-        after = begun + number * plan.interval
-        now = time.monotonic()
-        if after < now:  # a slow server: the next sample is a whole interval away
-            begun += now - after
-            after = now
-        if plan.duration is not None and after > begun + plan.duration + 1e-3 and number > 1:
+        # After a slow server at once; the samples that it cost are not made up for.
+        due = max(due + plan.interval, time.monotonic())
+        if plan.duration is not None and due > begun + plan.duration and number > 1:
             return
-        reader.wait_until(after)
+        reader.wait_until(due)
 
 
 def _refuse_if_nothing(sample: Sample) -> None:
