@@ -34,9 +34,9 @@ def _rate(key: str, span: str, by: str = "", where: str = "") -> str:
     return f"sum{group} (rate({_name(key)}{where}[{span}]))"
 
 
-def _ratio(part: str, whole: str, span: str, where: str = "") -> str:
+def _ratio(part: str, whole: str, span: str, by: str = "", where: str = "") -> str:
     """Of sums: never a mean of ratios."""
-    return f"{_rate(part, span, where=where)} / {_rate(whole, span, where=where)}"
+    return f"{_rate(part, span, by, where)} / {_rate(whole, span, by, where)}"
 
 
 def _quantile(share: float, key: str, span: str, where: str = "") -> str:
@@ -57,10 +57,10 @@ class Alert:
 
 
 def alerts() -> list[Alert]:
-    """The default rules of the command, for Prometheus."""
-    hit_rate, queried = _ratio("hit_tokens", "queried_tokens", "10m"), "queried_tokens"
-    before = _ratio("hit_tokens", "queried_tokens", "6h")
-    enough = f"sum (increase({_name(queried)}[10m])) >= 1000"
+    """The default rules of the command, for Prometheus: hit rates of each job."""
+    hit_rate = _ratio("hit_tokens", "queried_tokens", "10m", "job")
+    before = _ratio("hit_tokens", "queried_tokens", "6h", "job")
+    enough = f"sum by (job) (increase({_name('queried_tokens')}[10m])) >= 1000"
     return [
         Alert(
             "VllmPrefixCacheHitRateLow",
@@ -73,7 +73,7 @@ def alerts() -> list[Alert]:
         ),
         Alert(
             "VllmKvCachePoolFull",
-            f"max by (instance, engine) ({_name('kv_cache_usage')}) > 0.95",
+            f"max by (job, instance, engine) ({_name('kv_cache_usage')}) > 0.95",
             "5m",
             "warning",
             "Over 95 % of the KV cache blocks are held by requests",
@@ -82,7 +82,7 @@ def alerts() -> list[Alert]:
         ),
         Alert(
             "VllmPreemptions",
-            f"sum by (instance, engine) (increase({_name('preemptions')}[10m])) > 0",
+            f"sum by (job, instance, engine) (increase({_name('preemptions')}[10m])) > 0",
             "0m",
             "warning",
             "Requests are preempted",
@@ -154,7 +154,10 @@ def panels() -> list[Panel]:
         Panel(
             "Hit rates",
             "percentunit",
-            [(_ratio(part, whole, SPAN, WHERE), name) for name, (part, whole) in ratios.items()],
+            [
+                (_ratio(part, whole, SPAN, where=WHERE), name)
+                for name, (part, whole) in ratios.items()
+            ],
             "Ratios of sums over all engines. A gap: nothing was asked of that cache.",
             1.0,
         ),
