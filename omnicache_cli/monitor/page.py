@@ -4,9 +4,11 @@ Owns the reading of a page; does not know where it came from or what came before
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from omnicache_cli.errors import BadInputError
@@ -27,6 +29,8 @@ MAX_SHOWN = 80
 """Characters of a page that a message shows."""
 
 MAX_ENGINES = 1024
+MAX_SERIES = 16_384
+"""Series whose labels are remembered from page to page; of more, some are read anew each time."""
 
 
 class EngineKey(NamedTuple):
@@ -69,47 +73,65 @@ class Page:
 
 def read_page(text: str, name: str) -> Page:
     """BadInputError, with `name` for the page: it is not Prometheus text, or not of a vLLM."""
-    page = Page()
     found = _Found()
-    families = 0
-    for sample, line in _samples(text, name):
-        families += 1
-        found.add(sample.name, sample.labels, float(sample.value), line)
-    if not families:
+    for series, value in _samples(text, name):
+        found.add(series, value)
+    if not found.engines:
         raise BadInputError(_not_vllm(text, name))
-    page.start_time = found.start_time
-    for key, values in found.engines.items():
-        page.engines[key] = values
-    if not page.engines:
-        raise BadInputError(_not_vllm(text, name))
+    page = Page(found.engines, found.start_time)
     _add_cache_config(page, found.cache_configs)
     page.notes = found.notes(name)
     return page
 
 
-class _Sample(NamedTuple):
+class _Series(NamedTuple):
+    """What stands before the value of a sample: the same in every page of a server."""
+
     name: str
-    labels: dict[str, str]
-    value: float
+    labels: Mapping[str, str]
+    engine: EngineKey
+    identity: tuple[tuple[str, str], ...]  # the labels in order
 
 
-def _samples(text: str, name: str) -> Iterator[tuple[_Sample, int]]:
-    """The samples that are sought, each with its line number."""
+@lru_cache(maxsize=MAX_SERIES)
+def _series(text: str) -> _Series:
+    """ValueError: not the beginning of a sample."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    try:
+        ((sample,),) = (family.samples for family in text_string_to_metric_families(f"{text} 0"))
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(text) from error
+    if sample.value or sample.timestamp is not None:  # there was more than labels
+        raise ValueError(text)
+    labels = sample.labels
+    engine = EngineKey(tuple((one, labels[one]) for one in ENGINE_LABELS if one in labels))
+    return _Series(sample.name, labels, engine, tuple(sorted(labels.items())))
+
+
+# The value, and a time in milliseconds that some exporters add.
+_VALUE = re.compile(r"[ \t]+(?P<value>[-+.0-9a-zA-Z]+)(?:[ \t]+-?\d+)?[ \t\r]*")
+
+
+def _samples(text: str, name: str) -> Iterator[tuple[_Series, float]]:
+    """The samples that are sought, with their values."""
     for number, line in enumerate(text.split("\n"), start=1):
         head = line.partition("{")[0].partition(" ")[0]
         if head not in _WANTED:
             continue
+        # A value has no brace, so that the last one ends the labels.
+        end = line.rfind("}") + 1 or len(head)
         try:
-            for family in text_string_to_metric_families(line):
-                for one in family.samples:
-                    yield _Sample(one.name, one.labels, one.value), number
-        except (ValueError, KeyError, IndexError, TypeError):
+            value = _VALUE.fullmatch(line, end)
+            if value is None:
+                raise ValueError(line)
+            sample = _series(line[:end]), float(value["value"])
+        except ValueError:
             raise BadInputError(
                 f"{name}: line {number} is no Prometheus sample: {line[:MAX_SHOWN]}; "
                 "is it cut off, or changed on its way?"
             ) from None
+        yield sample
 
 
 _WANTED = frozenset([*SOUGHT, CACHE_CONFIG, START_TIME, *HIT_RATE_GAUGES])
@@ -120,43 +142,43 @@ class _Found:
 
     def __init__(self) -> None:
         self.engines: dict[EngineKey, Engine] = {}
-        self.cache_configs: list[dict[str, str]] = []
+        self.cache_configs: list[Mapping[str, str]] = []
         self.start_time: float | None = None
         self.hit_rate_gauges = False
         self._names: dict[tuple[EngineKey, str], str] = {}  # under which name a metric was read
         self._old: dict[str, str] = {}  # former name: today's
         self._bad: dict[str, str] = {}  # name: a value that cannot be
         self._doubled: Counter[str] = Counter()
-        self._seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        self._seen: set[tuple[str, object]] = set()
 
-    def add(self, name: str, labels: dict[str, str], value: float, line: int) -> None:
-        series = (name, tuple(sorted(labels.items())))
-        if series in self._seen:
+    def add(self, series: _Series, value: float) -> None:
+        name = series.name
+        if (name, series.identity) in self._seen:
             self._doubled[name] += 1
             return
-        self._seen.add(series)
+        self._seen.add((name, series.identity))
         if name == START_TIME:
             self.start_time = value if math.isfinite(value) else None
         elif name == CACHE_CONFIG:
-            self.cache_configs.append(labels)
+            self.cache_configs.append(series.labels)
         elif name in HIT_RATE_GAUGES:
-            self._engine(labels)
+            self._engine(series)
             self.hit_rate_gauges = True
-        else:
-            self._add_value(SOUGHT[name], labels, value)
+        elif (sought := SOUGHT.get(name)) is not None:
+            self._add_value(sought, series, value)
 
-    def _engine(self, labels: dict[str, str]) -> Engine:
-        key = EngineKey(tuple((one, labels[one]) for one in ENGINE_LABELS if one in labels))
-        if key not in self.engines:
+    def _engine(self, series: _Series) -> Engine:
+        engine = self.engines.get(series.engine)
+        if engine is None:
             if len(self.engines) >= MAX_ENGINES:
                 raise BadInputError(
                     f"the page has series of more than {MAX_ENGINES} engines; name single servers"
                 )
-            self.engines[key] = Engine(key)
-        return self.engines[key]
+            engine = self.engines[series.engine] = Engine(series.engine)
+        return engine
 
-    def _add_value(self, sought: Sought, labels: dict[str, str], value: float) -> None:
-        engine, key = self._engine(labels), sought.metric.key
+    def _add_value(self, sought: Sought, series: _Series, value: float) -> None:
+        engine, key = self._engine(series), sought.metric.key
         known = self._names.setdefault((engine.key, key), sought.name)
         if known != sought.name:  # a server in between has both: today's name counts
             if sought.is_old:
@@ -171,7 +193,7 @@ class _Found:
         if sought.is_old:
             self._old[sought.name] = sought.metric.name
         if sought.metric.kind == "histogram":
-            self._add_bucket(engine, sought, labels, value)
+            self._add_bucket(engine, sought, series.labels, value)
             return
         target = engine.gauges if sought.metric.kind == "gauge" else engine.counters
         if key in target and sought.name not in SUMMED_LABELS:
@@ -180,7 +202,7 @@ class _Found:
             target[key] = target.get(key, 0.0) + value
 
     def _add_bucket(
-        self, engine: Engine, sought: Sought, labels: dict[str, str], value: float
+        self, engine: Engine, sought: Sought, labels: Mapping[str, str], value: float
     ) -> None:
         try:
             end = float(labels["le"])
@@ -223,7 +245,7 @@ def _forget(engine: Engine, key: str) -> None:
     engine.histograms.pop(key, None)
 
 
-def _add_cache_config(page: Page, configs: list[dict[str, str]]) -> None:
+def _add_cache_config(page: Page, configs: list[Mapping[str, str]]) -> None:
     """vllm:cache_config_info has no model_name; the other labels tell whose it is."""
     for engine in page.engines.values():
         own = dict(engine.key.labels)

@@ -83,7 +83,9 @@ def test_a_window_is_what_the_responses_and_the_trace_say(
     )
     assert monitor.stdout is not None
     first = json.loads(monitor.stdout.readline())
-    answered = [ask(f"{SHARED * (1 + number % 4)}{number % 5}") for number in range(40)]
+    # Each prompt twice: the second one hits. Ten of them do not fit, so that they evict each other.
+    prompts = [f"{number % 10}{SHARED * (1 + number % 4)}" for number in range(20)]
+    answered = [ask(prompt) for prompt in prompts for _ in range(2)]
     prompt_tokens = sum(usage["prompt_tokens"] for usage in answered)
     cached_tokens = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in answered)
     before = first["all_engines"]["lifetime"]["queried_tokens"]

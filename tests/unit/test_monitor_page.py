@@ -98,7 +98,7 @@ def test_the_ratio_of_an_engine_before_v1_gives_no_rate_and_says_so() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", ["NaN", "-1.0", "+Inf"])
+@pytest.mark.parametrize("value", ["NaN", "-1.0", "+Inf", "1e999", "9" * 400])
 def test_a_value_that_cannot_be_is_left_out_and_said(value: str) -> None:
     page = read_page(
         f'vllm:prefix_cache_hits_total{{engine="0"}} {value}\n'
@@ -110,6 +110,19 @@ def test_a_value_that_cannot_be_is_left_out_and_said(value: str) -> None:
     assert engine.counters == {"queried_tokens": 5}
     (note,) = page.notes
     assert note.startswith("s: vllm:prefix_cache_hits has the value ")
+
+
+def test_labels_are_read_as_prometheus_writes_them() -> None:
+    text = (
+        'vllm:prefix_cache_hits_total {model_name="a}\\"\\\\ {\\n b" , engine="0",} 5 1700000000\n'
+        "vllm:prefix_cache_queries_total 7\r\n"
+    )
+    page = read_page(text, "s")
+
+    assert [(key.labels, one.counters) for key, one in page.engines.items()] == [
+        ((("model_name", 'a}"\\ {\n b'), ("engine", "0")), {"hit_tokens": 5}),
+        ((), {"queried_tokens": 7}),
+    ]
 
 
 def test_a_doubled_series_counts_once_and_is_said() -> None:
@@ -136,6 +149,9 @@ def test_a_doubled_series_counts_once_and_is_said() -> None:
         ('vllm:prefix_cache_hits_total{engine="0"} five\n', "line 1 is no Prometheus sample"),
         ('\nvllm:prefix_cache_hits_total{engine="0', "line 2 is no Prometheus sample"),
         ("vllm:prefix_cache_hits_total\n", "line 1 is no Prometheus sample"),
+        ('vllm:prefix_cache_hits_total{engine="0"} 1_000\n', "line 1 is no Prometheus sample"),
+        ('vllm:prefix_cache_hits_total{engine="0"} 5 # {a="b"} 1\n', "line 1 is no Prometheus"),
+        ('vllm:prefix_cache_hits_total{engine="0",engine="1"} 5\n', "line 1 is no Prometheus"),
     ],
 )
 def test_what_is_no_page_of_vllm_is_said_in_one_line(text: str, what: str) -> None:
