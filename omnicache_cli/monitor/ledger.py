@@ -12,6 +12,7 @@ from omnicache_cli.monitor.histogram import INFINITY, Buckets
 from omnicache_cli.monitor.page import Engine, EngineKey, Page
 
 MAX_NOTES = 50
+MAX_PEAKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ class Ledger:
                 engines[key] = _advanced(last, engine, is_reset=is_reset)
             if (usage := engine.gauges.get("kv_cache_usage")) is not None:
                 self.peaks[key] = max(usage, self.peaks.get(key, 0.0))
+        if len(self.peaks) > MAX_PEAKS:  # engines that come and go, each under a new name
+            self.peaks = {key: peak for key, peak in self.peaks.items() if key in engines}
         for key in before.keys() - engines.keys():
             self.note(f"{self.name}: engine {key.short} is gone; it counts no longer")
         self.last = Reading(time, engines)

@@ -73,14 +73,14 @@ class Page:
 
 def read_page(text: str, name: str) -> Page:
     """BadInputError, with `name` for the page: it is not Prometheus text, or not of a vLLM."""
-    found = _Found()
+    found = _Found(name)
     for series, value in _samples(text, name):
         found.add(series, value)
     if not found.engines:
         raise BadInputError(_not_vllm(text, name))
     page = Page(found.engines, found.start_time)
     _add_cache_config(page, found.cache_configs)
-    page.notes = found.notes(name)
+    page.notes = found.notes()
     return page
 
 
@@ -140,7 +140,8 @@ _WANTED = frozenset([*SOUGHT, CACHE_CONFIG, START_TIME, *HIT_RATE_GAUGES])
 class _Found:
     """What has been read of a page so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.page_name = name
         self.engines: dict[EngineKey, Engine] = {}
         self.cache_configs: list[Mapping[str, str]] = []
         self.start_time: float | None = None
@@ -172,7 +173,8 @@ class _Found:
         if engine is None:
             if len(self.engines) >= MAX_ENGINES:
                 raise BadInputError(
-                    f"the page has series of more than {MAX_ENGINES} engines; name single servers"
+                    f"{self.page_name} has series of more than {MAX_ENGINES} engines; name single "
+                    "servers"
                 )
             engine = self.engines[series.engine] = Engine(series.engine)
         return engine
@@ -217,7 +219,8 @@ class _Found:
         else:
             counts[end] = value
 
-    def notes(self, name: str) -> list[str]:
+    def notes(self) -> list[str]:
+        name = self.page_name
         lines = [
             f"{name}: {old} is the name of an older vLLM; read as {new}"
             for old, new in sorted(self._old.items())

@@ -108,20 +108,26 @@ class Scraper:
             ) from None
         self._targets = targets
         self._timeout = timeout
+        try:
+            self._client = httpx.AsyncClient(
+                headers={
+                    "user-agent": f"omnicache/{__version__}",
+                    "accept": "text/plain;version=0.0.4",
+                    "accept-encoding": "identity",  # packing would cost the server's event loop
+                    **headers,
+                },
+                timeout=timeout,
+                verify=ssl.create_default_context(),
+                follow_redirects=False,
+            )
+        except (ValueError, ImportError, httpx.InvalidURL) as error:
+            raise UsageError(
+                "a proxy of the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) cannot be used: "
+                f"{without_credentials(_first_line(error))}; mend or unset it"
+            ) from None
         # A loop in a thread of its own: Ctrl-C then ends the wait for it, and nothing inside it.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._client = httpx.AsyncClient(
-            headers={
-                "user-agent": f"omnicache/{__version__}",
-                "accept": "text/plain;version=0.0.4",
-                "accept-encoding": "identity",  # packing would cost the server's event loop
-                **headers,
-            },
-            timeout=timeout,
-            verify=ssl.create_default_context(),
-            follow_redirects=False,
-        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -187,7 +193,7 @@ class Scraper:
                     continue
                 _check_status(target, response)
                 content = bytearray()
-                async for chunk in response.aiter_bytes(1 << 16):
+                async for chunk in response.aiter_raw(1 << 16):
                     content += chunk
                     if len(content) > MAX_BYTES:
                         raise BadInputError(
@@ -227,6 +233,11 @@ def _check_status(target: Target, response: "httpx.Response") -> None:
     if status >= 500:
         raise EngineFailedError(
             f"{target.name} answers with {status} instead of its metrics; look into its log"
+        )
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise BadInputError(
+            f"{target.name} packs its page, though it was asked not to; name the server itself and "
+            "no proxy before it"
         )
     if status != 200:
         raise BadInputError(

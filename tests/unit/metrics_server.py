@@ -15,12 +15,19 @@ OMNI = (DATA / "vllm-omni-0.30.txt").read_text()
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
-def page(text: str | bytes, kind: str = "text/plain; version=0.0.4", status: int = 200) -> Answer:
+def page(
+    text: str | bytes,
+    kind: str = "text/plain; version=0.0.4",
+    status: int = 200,
+    packed: str | None = None,
+) -> Answer:
     content = text if isinstance(text, bytes) else text.encode()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(status)
         handler.send_header("Content-Type", kind)
+        if packed is not None:
+            handler.send_header("Content-Encoding", packed)
         handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
         handler.wfile.write(content)

@@ -263,6 +263,7 @@ def test_one_of_two_that_is_away_leaves_the_other_and_is_5(monitor: Monitor) -> 
         (page("python_info 1.0\n"), 3, "has Prometheus metrics, but none of vLLM;"),
         (page("", status=404), 3, "has no page /metrics (404);"),
         (page("", status=401), 3, f"refuses to show its metrics (401); set {TOKEN_VARIABLE},"),
+        (page("", packed="gzip"), 3, "packs its page, though it was asked not to;"),
         (page("", status=500), 5, "answers with 500 instead of its metrics;"),
         (
             redirect("http://127.0.0.1:1/metrics"),
@@ -406,6 +407,18 @@ def test_a_header_that_is_none_is_refused_without_being_shown(
 
     assert ran.code == 2
     assert "sec" not in ran.err
+
+
+@pytest.mark.parametrize("proxy", ["no://u:secret@p:1", "socks5://u:secret@p:1", "http://[", "x"])
+def test_a_proxy_that_is_none_is_one_line(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    ran = monitor("name.invalid", "--once", "--timeout", "0.5")
+
+    assert ran.err.count("\n") == 1
+    assert "secret" not in ran.err
+    assert ran.code in (2, 5)
 
 
 # -- options ---------------------------------------------------------------------------------------
