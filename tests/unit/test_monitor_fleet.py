@@ -1,11 +1,21 @@
 """From pages to measures: windows, restarts, sums, and what is not known."""
 
+import io
+import random
+
 import pytest
 
 from omnicache_cli.errors import EngineFailedError
+from omnicache_cli.monitor.default_rules import default_rules
 from omnicache_cli.monitor.events import EventCounts
 from omnicache_cli.monitor.fleet import MAX_TICKS, Sample
+from omnicache_cli.monitor.lines import lines_of
+from omnicache_cli.monitor.live import screen
+from omnicache_cli.monitor.report import monitor_report
 from omnicache_cli.monitor.values import Value
+from omnicache_cli.report.html import as_html
+from omnicache_cli.report.json import as_json, as_json_line
+from omnicache_cli.report.text import as_text
 from tests.unit.metrics_pages import fleet_of, page_of, tick
 from tests.unit.metrics_server import AFTER, IDLE, OMNI
 
@@ -345,3 +355,36 @@ def test_evictions_with_a_gap_in_the_window_are_at_least_these() -> None:
 
     assert sample.all_engines.window["evicted_blocks"].is_above
     assert sample.all_engines.window["eviction_frequency"].is_above
+
+
+def test_no_sequence_of_pages_is_a_crash() -> None:
+    """Lines that come and go, wild values, servers away: every sample can be told in every form."""
+    from rich.console import Console
+
+    chance = random.Random(7)
+    lines = [line for line in (AFTER + OMNI).splitlines() if line.startswith("vllm:")]
+    wild = ["0", "1", "-1", "NaN", "+Inf", "1e300", "5e-324", "12846.5"]
+    fleet = fleet_of(2, rules=default_rules(None), endpoints=["tcp://a:1"], window=5.0)
+    for at in range(40):
+        pages: list[str | EngineFailedError] = []
+        for _ in range(2):
+            if chance.random() < 0.1:
+                pages.append(AWAY)
+                continue
+            some = chance.sample(lines, chance.randrange(1, 400))
+            changed = [
+                f"{line.rpartition(' ')[0]} {chance.choice(wild)}"
+                if chance.random() < 0.1
+                else line
+                for line in some
+            ]
+            pages.append(f"process_start_time_seconds {chance.randrange(3)}\n" + "\n".join(changed))
+        counts = EventCounts(evicted_hashes=at, missed_batches=chance.randrange(2))
+        sample = tick(fleet, at / 3, *pages, events=[counts])
+        report = monitor_report(sample, list(fleet.history))
+        for form in (as_text, as_json, as_json_line):
+            assert form(report)
+        assert at % 10 or as_html(report)
+        assert lines_of(sample)
+        Console(file=io.StringIO()).print(screen(sample, list(fleet.history)))
+    assert fleet.whole() is not None
