@@ -208,9 +208,20 @@ def test_a_rule_that_was_asked_for_and_cannot_be_judged_is_no_consent(monitor: M
     )
 
 
+def terminating(answer: Answer) -> Answer:
+    """The answer, and then this process gets a SIGTERM."""
+
+    def last(handler: BaseHTTPRequestHandler) -> None:
+        answer(handler)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return last
+
+
 def test_a_server_that_is_away_in_the_end_is_5_though_a_rule_holds(monitor: Monitor) -> None:
-    with serving(page(IDLE), page(AFTER), page("", status=503)) as server:
-        ran = monitor(server.url, *QUICK, "--duration", "0.8", "--format", "json")
+    away = page("", status=503)
+    with serving(page(IDLE), page(AFTER), away, terminating(away)) as server:
+        ran = monitor(server.url, *QUICK, "--format", "json")
 
     objects = [json.loads(line) for line in ran.out.splitlines()]
     errors = [one["servers"][0]["error"] is not None for one in objects]
@@ -295,7 +306,7 @@ def test_a_server_that_accepts_and_says_nothing_is_one_line(monitor: Monitor) ->
         begun = time.monotonic()
         ran = monitor(f"http://127.0.0.1:{port}", "--once", "--timeout", "0.2")
 
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 30
     assert ran.err.startswith(f"omnicache: http://127.0.0.1:{port} has not sent its metrics within")
     assert ran.code == 5
 
@@ -461,16 +472,13 @@ def test_an_output_that_exists_is_refused_before_a_server_is_asked(
 
 
 def test_termination_ends_the_watch_with_the_whole_of_it(monitor: Monitor) -> None:
-    def stop(handler: BaseHTTPRequestHandler) -> None:
-        page(quiet(300))(handler)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with serving(page(quiet(0)), page(quiet(100)), stop) as server:
+    last = terminating(page(quiet(300)))
+    with serving(page(quiet(0)), page(quiet(100)), last) as server:
         ran = monitor(server.url, *QUICK, "--format", "json")
 
-    last = json.loads(ran.out.splitlines()[-1])
-    assert last["is_whole"]
-    assert last["all_engines"]["window"]["queried_tokens"] in (100, 300)
+    whole = json.loads(ran.out.splitlines()[-1])
+    assert whole["is_whole"]
+    assert whole["all_engines"]["window"]["queried_tokens"] in (100, 300)
     assert ran.code == 0
 
 
