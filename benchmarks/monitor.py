@@ -1,9 +1,9 @@
 """What `omnicache monitor` costs: one sample of a large page, and its memory over a long watch.
 
 A page as of a server with several engines, about 250 lines each, is served by a process of its own.
-Each part is timed alone: fetch, read, measure and judge; and the time of the CPU of all of it. Then
-many samples of changing pages go through the same Fleet, and the memory is read at a tenth and at
-the end. Times are milliseconds, the median of the repetitions.
+Each part is timed alone: fetch, read, measure and judge, report. Then many samples of changing
+pages go through the same Fleet, and the memory is read at a tenth and at the end. Times are
+milliseconds of the CPU, the median of the repetitions; of the fetch they are of the clock.
 
 Prints one JSON object. Run: python benchmarks/monitor.py [--engines N] [--samples N]
 """
@@ -99,13 +99,13 @@ def part_times(pages: list[str], repetitions: int) -> dict[str, float]:
     parts: dict[str, list[float]] = {"read": [], "read_measure_judge": [], "report": []}
     for number in range(repetitions):
         page = pages[number % len(pages)]
-        begun = time.perf_counter()
+        begun = time.process_time()
         read_page(page, "server")
-        read = time.perf_counter()
+        read = time.process_time()
         sample = fleet.add([Scraped(page, 2.0 * number)], monotonic=2.0 * number, time=0.0)
-        added = time.perf_counter()
+        added = time.process_time()
         monitor_report(sample, list(fleet.history))
-        reported = time.perf_counter()
+        reported = time.process_time()
         parts["read"].append(1e3 * (read - begun))
         parts["read_measure_judge"].append(1e3 * (added - read))
         parts["report"].append(1e3 * (reported - added))

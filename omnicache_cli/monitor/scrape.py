@@ -96,7 +96,7 @@ def headers_of(given: Sequence[str]) -> dict[str, str]:
 
 
 class Scraper:
-    """Keeps the connections between samples. Use it as a context."""
+    """Asks the same servers again and again. Use it as a context."""
 
     def __init__(self, targets: Sequence[Target], headers: dict[str, str], timeout: float) -> None:
         try:
@@ -118,6 +118,8 @@ class Scraper:
                 },
                 timeout=timeout,
                 verify=ssl.create_default_context(),
+                # A connection that is kept may be closed by the server just when it is used.
+                limits=httpx.Limits(max_keepalive_connections=0),
                 follow_redirects=False,
             )
         except (ValueError, ImportError, httpx.InvalidURL) as error:

@@ -31,7 +31,7 @@ def started(run: Path, model: Path, port: int, events: int, replay: int) -> "sub
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
         *("--block-size", "32", "--max-model-len", "1024", "--max-num-seqs", "4"),
-        *("--enforce-eager", "--num-gpu-blocks-override", "40"),
+        *("--enforce-eager", "--num-gpu-blocks-override", "40", "--shutdown-timeout", "60"),
         *("--enable-prompt-tokens-details", "--kv-events-config", json.dumps(publish)),
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
     )
