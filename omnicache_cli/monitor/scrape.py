@@ -101,9 +101,10 @@ class Scraper:
     def __init__(self, targets: Sequence[Target], headers: dict[str, str], timeout: float) -> None:
         try:
             import httpx
-        except ImportError:
+            import prometheus_client.parser  # noqa: F401  needed with the first page
+        except ImportError as error:
             raise EngineMissingError(
-                "httpx is not installed, so no server can be asked; "
+                f"{error.name} is not installed, so no server can be read; "
                 "pip install 'omnicache-cli[monitor]'"
             ) from None
         self._targets = targets

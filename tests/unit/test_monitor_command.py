@@ -468,6 +468,24 @@ def test_an_output_that_exists_is_refused_before_a_server_is_asked(
     assert (tmp_path / "out.json").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [("httpx", ()), ("prometheus_client", ()), ("zmq", ("--events", "tcp://127.0.0.1:1"))],
+)
+def test_a_library_that_is_missing_is_one_line_and_4(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch, module: str, options: tuple[str, ...]
+) -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    ran = monitor("127.0.0.1:1", "--once", *options)
+
+    assert ran.err.count("\n") == 1
+    assert "is not installed" in ran.err
+    assert ran.err.endswith("pip install 'omnicache-cli[monitor]'\n")
+    assert ran.code == 4
+
+
 # -- the end ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import io
 import random
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +13,14 @@ from omnicache_cli.monitor.fleet import MAX_TICKS, Sample
 from omnicache_cli.monitor.lines import lines_of
 from omnicache_cli.monitor.live import screen
 from omnicache_cli.monitor.report import monitor_report
+from omnicache_cli.monitor.traced import read_traced
 from omnicache_cli.monitor.values import Value
 from omnicache_cli.report.html import as_html
 from omnicache_cli.report.json import as_json, as_json_line
 from omnicache_cli.report.text import as_text
 from tests.unit.metrics_pages import fleet_of, page_of, tick
 from tests.unit.metrics_server import AFTER, IDLE, OMNI
+from tests.unit.run_builder import two_rounds
 
 AWAY = EngineFailedError("s0 cannot be reached")
 
@@ -388,3 +391,16 @@ def test_no_sequence_of_pages_is_a_crash() -> None:
         assert lines_of(sample)
         Console(file=io.StringIO()).print(screen(sample, list(fleet.history)))
     assert fleet.whole() is not None
+
+
+def test_a_run_is_held_against_what_the_server_counted(tmp_path: Path) -> None:
+    run = read_traced(two_rounds().write(tmp_path / "run"))  # 80 queried tokens, 32 of them hits
+
+    assert run.agreement(Value(80), Value(32)) == "the server has counted the same lookups and hits"
+    assert run.agreement(Value(90), Value(32)) == (
+        "the server has counted 32 of 90 queried tokens, the run 32 of 80: another server, or one "
+        "that goes on"
+    )
+    assert run.agreement(Value(None, "not exposed"), Value(None, "not exposed")) == (
+        "the server does not say what it counted: not exposed"
+    )
