@@ -53,7 +53,6 @@ class Ledger:
         self.first: Reading | None = None
         self.last: Reading | None = None
         self.peaks: dict[EngineKey, float] = {}
-        self.num_resets = 0
         self.is_balanced = False  # several servers answer by turns
         self._start_time: float | None = None
         self._former_start_times: set[float] = set()
@@ -87,7 +86,6 @@ class Ledger:
             else:
                 is_reset = restarted or _has_fallen(last.page, engine)
                 if is_reset:
-                    self.num_resets += 1
                     self.note(
                         f"{self.name}: engine {key.short} has restarted: its counters began again "
                         "at 0; what it counted just before is lost, so increases are at least these"

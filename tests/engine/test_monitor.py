@@ -72,7 +72,7 @@ def test_a_window_is_what_the_responses_and_the_trace_say(
     monitor = subprocess.Popen(
         [
             *(sys.executable, "-m", "omnicache_cli.cli", "monitor", url),
-            *("--interval", "0.2", "--window", "600", "--format", "json"),
+            *("--interval", "0.5", "--window", "600", "--format", "json"),
             *("--events", f"tcp://127.0.0.1:{events}"),
             *("--events-replay", f"tcp://127.0.0.1:{replay}"),
         ],
