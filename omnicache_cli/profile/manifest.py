@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from omnicache_cli.errors import BadTraceError, RefusedOutputError
+from omnicache_cli.trace.folder import PROFILE_NAME
 
-PROFILE_NAME = "profile.json"
 PROFILE_SCHEMA_VERSION = 1
 
 FileKind = Literal["flamegraph", "speedscope", "raw", "chrometrace"]
@@ -29,9 +29,9 @@ class SampledProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str
     role: str  # engine core, worker, ...: profile/roles.py
     command: str  # name of the process or of its program; never its arguments
-    samples: Count  # instants at which py-spy looked
+    samples: Count  # stacks that py-spy recorded: several threads give several at one instant
     started_unix_ns: Nanoseconds  # instant of ts = 0 in the Chrome trace
-    start_uncertainty_ns: Nanoseconds  # it is that instant, or earlier by up to this much
+    start_uncertainty_ns: Nanoseconds  # it is not further from the true one than this
     duration_ns: Nanoseconds  # from that instant until py-spy was told to end, or the process ended
     files: dict[FileKind, str]  # names in the folder of profile.json
     errors: Count = 0  # instants at which py-spy could not read the process
