@@ -1,8 +1,8 @@
 """What sampling, following and other profilers cost a decode step, on one engine.
 
 A tiny text model on the CPU decodes with 64 running requests, traced throughout, as a profiled run
-is. In one process and one engine the conditions take turns, BLOCK steps each, so that a noisy
-machine disturbs all of them alike:
+is. In one process and one engine the conditions take turns, BLOCK steps each, in another
+order every time, so that a noisy machine disturbs all of them alike:
 
     off        tracing alone
     off_again  the same, to measure the noise (A/A)
@@ -36,6 +36,7 @@ from typing import Any
 NUM_REQUESTS = 64
 PROMPT_TOKENS = 64
 BLOCK = 60
+WARM_UP = 10
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -118,7 +119,7 @@ def main() -> None:
     from omnicache_cli.engine.tracing import tracing
     from omnicache_cli.trace.workload import Prompt, Workload
 
-    num_steps = BLOCK * 8 * turns
+    num_steps = (BLOCK + WARM_UP) * 8 * turns
     with tempfile.TemporaryDirectory() as scratch:
         model, run = Path(scratch) / "model", Path(scratch) / "run"
         build_tiny_model("text", model)
@@ -169,10 +170,14 @@ def measure(engine: Any, workload: Any, turns: int, run: Path, scratch: Path) ->
         conditions["viztracer"] = viztracer
     blocks: dict[str, list[float]] = {name: [] for name in conditions}
     medians: dict[str, list[float]] = {name: [] for name in conditions}
-    for _ in range(turns):
-        for name, around in conditions.items():
+    names = list(conditions)
+    for turn in range(turns):
+        for place in range(len(names)):  # each condition comes after another one in every turn
+            name = names[(place + turn) % len(names)]
             steps = []
-            with around():
+            with conditions[name]():
+                for _ in range(WARM_UP):
+                    llm.step()
                 for _ in range(BLOCK):
                     started = time.perf_counter_ns()
                     llm.step()
