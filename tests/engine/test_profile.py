@@ -16,13 +16,14 @@ from omnicache_cli.profile.manifest import read_profile_manifest
 from omnicache_cli.trace.files import rank_files
 from omnicache_cli.trace.manifest import read_manifest
 from omnicache_cli.trace.run import Run
+from tests.unit.profile_kit import left_of
 
 psutil = pytest.importorskip("psutil", reason="the extra `profile` is not installed")
 
 PROMPT = "The cache remembers what the prompt has said before. "
 FOR_EVER = 100_000
 ENOUGH = 400_000
-"""Bytes of records: by then the engine has stepped some thousand times."""
+"""Bytes of records: by then the engine has stepped some hundred times."""
 
 FUNCTIONS = {
     "engine core": {"EngineCore.step", "Scheduler.schedule"},
@@ -61,7 +62,7 @@ def test_core_and_worker_are_found_sampled_and_ended(
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert [one for one in below if one.is_running()] == []
+    assert left_of(below) == []
     assert list(scratch.iterdir()) == []
 
     manifest = read_profile_manifest(run)

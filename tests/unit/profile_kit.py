@@ -1,11 +1,14 @@
 """Small Python programs for the real py-spy to sample, and command lines of `omnicache profile`."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 BUSY = """
 import sys, threading, time
@@ -88,8 +91,6 @@ def command_line(*arguments: object) -> list[str]:
 
 
 def surroundings(**changes: str) -> dict[str, str]:
-    import os
-
     here = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, **changes}
@@ -108,3 +109,22 @@ def running(program: str, *arguments: object) -> Iterator["subprocess.Popen[str]
     finally:
         process.kill()
         process.communicate()
+
+
+def left_of(processes: Iterable[Any]) -> list[Any]:
+    """Those that still run, after the time that a helper of Python takes to notice its end. A
+    zombie that nobody reaps has ended."""
+    import psutil
+
+    def runs(process: Any) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    deadline = time.monotonic() + 30
+    left = list(processes)
+    while left and time.monotonic() < deadline:
+        left = [one for one in left if runs(one)]
+        time.sleep(0.1)
+    return left

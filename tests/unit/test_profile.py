@@ -25,6 +25,7 @@ from tests.unit.profile_kit import (
     WAITING,
     Ran,
     command_line,
+    left_of,
     omnicache,
     running,
     surroundings,
@@ -449,22 +450,19 @@ def test_a_signal_ends_everything_and_keeps_what_was_seen(
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, err
-    assert not [one for one in below if one.is_running()]
+    assert left_of(below) == []
     (sampled,) = profiled(run).processes
     assert sampled.samples > 0
     assert not list(tmp_path.glob("omnicache-*"))
 
 
 def test_a_killed_omnicache_leaves_nothing_running(tmp_path: Path) -> None:
-    import psutil
-
     command = ("--", sys.executable, "-c", ENGINE, 0, 60, 0)
     process = started(tmp_path, "profile", "-o", tmp_path / "run", *command)
     below = until_sampling(process, tmp_path)
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(below, timeout=30)
-    assert alive == []
+    assert left_of(below) == []
 
 
 def test_a_third_ctrl_c_ends_a_py_spy_that_hangs(tmp_path: Path) -> None:
@@ -482,7 +480,7 @@ def test_a_third_ctrl_c_ends_a_py_spy_that_hangs(tmp_path: Path) -> None:
             time.sleep(0.5)  # signals that wait together are one
         _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (130, "omnicache: interrupted\n")
-        assert not [one for one in below if one.is_running()]
+        assert left_of(below) == []
         assert target.poll() is None
     assert not (tmp_path / "p").exists()
 
