@@ -29,7 +29,7 @@ class SampledProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str
     role: str  # engine core, worker, ...: profile/roles.py
     command: str  # name of the process or of its program; never its arguments
-    samples: Count  # stacks that py-spy recorded: several threads give several at one instant
+    samples: Count  # stacks in the files: several threads give several at one instant
     started_unix_ns: Nanoseconds  # instant of ts = 0 in the Chrome trace
     start_uncertainty_ns: Nanoseconds  # it is not further from the true one than this
     duration_ns: Nanoseconds  # from that instant until py-spy was told to end, or the process ended

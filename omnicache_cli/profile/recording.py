@@ -79,16 +79,42 @@ class _Speedscope(msgspec.Struct):
     shared: _SpeedscopeShared
 
 
-def read_samples(path: Path) -> StackRecording:
-    """py-spy's speedscope file. EngineFailedError: it is none."""
+WAITS = frozenset(
+    {
+        ("wait", "threading.py"),
+        ("_wait_for_tstate_lock", "threading.py"),
+        ("_worker", "concurrent/futures/thread.py"),
+        ("select", "selectors.py"),
+        ("poll", "zmq/sugar/poll.py"),
+        ("_recv", "multiprocessing/connection.py"),
+        ("accept", "socket.py"),
+    }
+)
+"""Functions of Python's library in which a thread does nothing but wait: name, end of the file."""
+
+
+def read_samples(path: Path, *, waiting: bool) -> StackRecording:
+    """py-spy's speedscope file. EngineFailedError: it is none.
+
+    Without `waiting`, stacks that end in one of WAITS are left out: py-spy 0.4 knows such functions
+    by their bare names, which it no longer has, and threads that it has just stopped seem to run.
+    """
     file = _decode(path, _Speedscope)
     frames = [Frame(one.name, one.file or "", one.line or 0) for one in file.shared.frames]
+    waits = set() if waiting else {number for number, one in enumerate(frames) if _waits(one)}
     threads = []
     for profile in file.profiles:
         named = _SPEEDSCOPE_THREAD.match(profile.name)
         name = (named[1] if named else None) or profile.name
-        threads.append(ThreadStacks(name, None, [(stack, 1) for stack in profile.samples]))
+        stacks = [(stack, 1) for stack in profile.samples if stack and stack[-1] not in waits]
+        if stacks:
+            threads.append(ThreadStacks(name, None, stacks))
     return StackRecording("samples", frames, threads)
+
+
+def _waits(frame: Frame) -> bool:
+    name = frame.name.rpartition(".")[2]
+    return any(name == wait and frame.file.endswith(f"/{file}") for wait, file in WAITS)
 
 
 # -- timeline ---------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _process_profile(one: Sampled, counts: tuple[int, int]) -> ProcessProfile:
         seen = {tid: max(0, (at - middle) // 1000) for tid, at in one.alive_until_ns.items()}
         recording = timeline.replay(seen)
     else:
-        recording = read_samples(recorder.path)
+        recording = read_samples(recorder.path, waiting=recorder.sampling.idle)
     kinds = [kind for kind in SUFFIXES if recorder.sampling.timeline or kind != "chrometrace"]
     host = socket.gethostname()
     process = SampledProcess(
@@ -127,7 +127,7 @@ def _process_profile(one: Sampled, counts: tuple[int, int]) -> ProcessProfile:
         host=host,
         role=one.role,
         command=one.command,
-        samples=counts[0],
+        samples=counts[0] if recorder.sampling.timeline else recording.total,
         started_unix_ns=middle,
         start_uncertainty_ns=(latest - start + 1) // 2,
         duration_ns=max(0, ended - middle),

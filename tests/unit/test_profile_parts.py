@@ -12,7 +12,13 @@ from omnicache_cli.profile.flamegraph import as_flamegraph
 from omnicache_cli.profile.formats import as_raw, as_speedscope
 from omnicache_cli.profile.hottest import hottest
 from omnicache_cli.profile.manifest import ProfileManifest, SampledProcess
-from omnicache_cli.profile.recording import Frame, StackRecording, ThreadStacks, Timeline
+from omnicache_cli.profile.recording import (
+    Frame,
+    StackRecording,
+    ThreadStacks,
+    Timeline,
+    read_samples,
+)
 from omnicache_cli.profile.report import profile_report
 from omnicache_cli.profile.results import ProcessProfile, Profile
 from omnicache_cli.profile.roles import TracedProcess, role_of
@@ -168,3 +174,22 @@ def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path)
     profile = Profile(manifest, [ProcessProfile(process, recording)], [])
     text = as_text(profile_report(tmp_path, profile, None))
     assert ("fewer than 100 samples" in text) == is_said
+
+
+def test_threads_that_wait_are_left_out_by_where_they_wait(tmp_path: Path) -> None:
+    frames = [
+        {"name": "Thread.run", "file": "/usr/lib/python3.11/threading.py", "line": 1},
+        {"name": "Condition.wait", "file": "/usr/lib/python3.11/threading.py", "line": 2},
+        {"name": "wait", "file": "/x/my_threading.py", "line": 3},
+        {"name": "Poller.poll", "file": "/x/site-packages/zmq/sugar/poll.py", "line": 4},
+    ]
+    samples = [[0, 1], [0, 2], [0, 1, 2], [0, 3], []]
+    profile = {"name": 'Thread 7 "MainThread"', "samples": samples}
+    idle = {"name": 'Thread 8 "idle"', "samples": [[0, 1]]}
+    path = tmp_path / "recording"
+    path.write_text(json.dumps({"profiles": [profile, idle], "shared": {"frames": frames}}))
+    busy = read_samples(path, waiting=False)
+    assert [(one.name, one.stacks) for one in busy.threads] == [
+        ("MainThread", [((0, 2), 1), ((0, 1, 2), 1)])
+    ]
+    assert read_samples(path, waiting=True).total == 5
