@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "prefix": ANALYSIS | {"trace"},  # records and reader
     "kv_size": ANALYSIS,
     "simulate": ANALYSIS | {"trace", "prefix"},  # runs as workloads, and the prompts file
-    "profile": ANALYSIS,
+    "profile": ANALYSIS | {"trace"},  # records and reader
     "monitor": ANALYSIS,
     "tensor_cache": set(),
     "report": set(),
