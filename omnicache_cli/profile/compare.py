@@ -17,8 +17,8 @@ from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
 
 MIN_PAIRS = 3
-SPREAD = (0.05, 0.95)
-"""Quantiles of the ratios; of fewer than 20 pairs they are the smallest and the largest."""
+LEFT_OUT = 0.05
+"""Share of the pairs that the spread leaves out at each end; of fewer than 20 pairs none."""
 
 Verdict = Literal["pays-off", "costs", "no-difference", "mixed"]
 
@@ -118,8 +118,9 @@ class Comparison:
             if one is None or not other:
                 return None
             ratios.append(one / other)
-        low, high = (_quantile(ratios, share) for share in SPREAD)
-        return Ratio(statistics.median(ratios), low, high)
+        ratios.sort()
+        left_out = int(LEFT_OUT * len(ratios))
+        return Ratio(statistics.median(ratios), ratios[left_out], ratios[-1 - left_out])
 
     @property
     def hit_rate(self) -> float | None:
@@ -196,12 +197,6 @@ def _block_bytes(source: EngineSource) -> int | None:
     if not sizes or any(not isinstance(size, int) for size in sizes):
         return None
     return sum(size for size in sizes if isinstance(size, int)) // source.num_gpu_blocks
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return ordered[min(last, int(share * len(ordered)))]
 
 
 def _unexpected(run: Run, what: str) -> BadTraceError:
