@@ -1,6 +1,8 @@
 """What `omnicache profile --compare-cache` does: the prefix cache on against off, in turns."""
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,9 +10,10 @@ from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.progress import request_progress
 from omnicache_cli.errors import UsageError
 from omnicache_cli.profile.compare import MIN_PAIRS
-from omnicache_cli.report.formats import Format, render
+from omnicache_cli.report.formats import Format, format_for, render
 from omnicache_cli.report.model import Cell
 from omnicache_cli.report.output import check_output, deliver, note
+from omnicache_cli.trace.folder import check_folder, prepare_folder
 from omnicache_cli.trace.workload import Workload
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ def compare_cache(
     *,
     pairs: int = DEFAULT_PAIRS,
     stage: str | None = None,
+    run: Path | None = None,
     output: Path | None = None,
     format: Format | None = None,
     force: bool = False,
@@ -32,6 +36,7 @@ def compare_cache(
 ) -> None:
     """Run the workload `pairs` times with caching and without, and deliver the comparison.
 
+    `run`: where the trace of both engines is kept; `output`: a file for the report.
     UsageError: fewer pairs than say anything, or the options settle the question themselves.
     """
     from omnicache_cli.engine.comparison import run_in_turns
@@ -43,14 +48,17 @@ def compare_cache(
     if pairs < MIN_PAIRS:
         raise UsageError(f"{pairs} pairs say nothing on a noisy machine; the least is {MIN_PAIRS}")
     check_output(output, force=force)
+    format_for(format, output)
+    if run is not None:
+        check_folder(run, force=force)
     total = 2 * (pairs + 1) * workload.num_requests
-    progress = request_progress(total, quiet=quiet, doing="comparing")
-    with tempfile.TemporaryDirectory(prefix="omnicache-") as folder:
+    with _run_folder(run, force=force) as folder:
+        progress = request_progress(total, quiet=quiet, doing="comparing")
         with termination_as_interrupt(), progress as advance:
             ran = run_in_turns(
-                options, workload, Path(folder), pairs=pairs, stage=stage, on_finished=advance
+                options, workload, folder, pairs=pairs, stage=stage, on_finished=advance
             )
-        comparison = compare(Run(Path(folder)), ran.repetitions, workload.num_requests)
+        comparison = compare(Run(folder), ran.repetitions, workload.num_requests)
     facts: dict[str, Cell] = {
         "model": options.model if stage is None else f"{options.model}, stage {stage}",
         "requests of one run": workload.num_requests,
@@ -63,3 +71,19 @@ def compare_cache(
             note(line)
     if output is not None:
         note(sentence(comparison))
+
+
+@contextmanager
+def _run_folder(run: Path | None, *, force: bool) -> Iterator[Path]:
+    """The folder of the trace; one for the time being where nobody wants to keep it."""
+    if run is None:
+        with tempfile.TemporaryDirectory(prefix="omnicache-") as scratch:
+            yield Path(scratch)
+        return
+    new = prepare_folder(run, force=force)
+    try:
+        yield run
+    except BaseException:
+        new.give_back()
+        raise
+    new.keep()

@@ -97,8 +97,11 @@ class RankFileWriter:
             self._append(*records)
             self.num_records += len(records)
         except Exception:  # no room, or a value that JSON cannot hold
-            self._gap += len(records)
-            self.num_dropped += len(records)
+            lost = len(records) + len(self._held)  # what waits behind them builds upon them
+            self._held = []
+            self._open.clear()
+            self._gap += lost
+            self.num_dropped += lost
             self.generation += 1
 
     def close(self, end: End) -> None:

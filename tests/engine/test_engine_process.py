@@ -41,6 +41,7 @@ def test_children_are_traced_joined_and_gone_at_the_end(
         whole = step_ns(step.record)
         assert whole is not None
         assert step.record.schedule_ns < whole
+        assert all((request.record.hash_ns or 0) > 0 for request in step.arrived)
     pids = {file.header.pid for file in traced.files}
     assert len(pids) == 2  # the engine core and the worker; the launching process has neither
     for pid in pids:

@@ -140,6 +140,25 @@ def test_not_too_many_wait(tmp_path: Path) -> None:
     assert steps_in(writer) == list(range(MAX_HELD + 1))
 
 
+def test_what_waits_behind_a_lost_record_is_lost_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says only what changed since: nobody could read it."""
+    writer = RankFileWriter(tmp_path, HEADER)
+    first, second = numbered(1), numbered(2)
+    writer.hold(first)
+    writer.hold(second)
+    writer.settle(first)
+    write: Write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:5]))
+    writer.flush()
+    assert (writer.num_dropped, writer.generation) == (2, 1)
+    monkeypatch.setattr(os, "write", write)
+    writer.settle(second)
+    writer.write(numbered(3))
+    assert list(read_records(writer.path)) == [HEADER, Gap(2), numbered(3)]
+
+
 def test_closing_writes_what_is_held(tmp_path: Path) -> None:
     writer = RankFileWriter(tmp_path, HEADER)
     writer.hold(numbered(0))
