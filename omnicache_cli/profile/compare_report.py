@@ -9,6 +9,7 @@ from omnicache_cli.profile.compare import (
     Ratio,
     RunTimes,
     Side,
+    Verdict,
     phases_seen,
 )
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
@@ -64,24 +65,27 @@ def compare_report(
     )
 
 
+_WORDS: dict[Verdict, str] = {
+    "pays-off": "the prefix cache pays off here",
+    "costs": "the prefix cache costs more than it gains here",
+    "no-difference": "the spread covers the difference; more pairs, or longer runs, may tell",
+    "mixed": "the prefix cache gains one thing and costs another",
+}
+
+
 def sentence(comparison: Comparison) -> str:
     """The verdict in words."""
     wall, first = comparison.wall, comparison.first_token
-    run = f"a run takes {_times(wall)} of its time without"
-    token = "" if first is None else f", the first token comes after {_times(first)}"
-    match comparison.verdict:
-        case "pays-off":
-            return f"the prefix cache pays off here: {run}{token}"
-        case "costs":
-            return f"the prefix cache costs more than it gains here: {run}{token}"
-        case "no-difference":
-            return f"the spread covers the difference: {run}{token}; more pairs may tell"
-        case "mixed":
-            return f"the prefix cache gains one thing and costs another: {run}{token}"
+    parts = [f"a run takes {_times(wall)} of its time without"]
+    if first is not None:
+        parts.append(f"the first token comes after {_times(first)} of its time without")
+    return f"{_WORDS[comparison.verdict]}: {', '.join(parts)}"
 
 
 def _times(ratio: Ratio) -> str:
-    return f"{ratio.median:.3g} ({ratio.lowest:.3g} .. {ratio.highest:.3g})"
+    spread = f"{ratio.lowest:.3g} .. {ratio.highest:.3g}"
+    undecided = "" if ratio.direction else ": undecided"
+    return f"{ratio.median:.3g} ({spread}{undecided})"
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:

@@ -35,28 +35,36 @@ def side(*wall_ms: int, first_ms: tuple[int, ...] = (), hits: int = 0) -> Side:
             side(100, 100, 100, first_ms=(4, 4, 4)),
             "pays-off",
             "the prefix cache pays off here: a run takes 0.6 (0.5 .. 0.7) of its time without, the "
-            "first token comes after 0.25 (0.25 .. 0.25)",
+            "first token comes after 0.25 (0.25 .. 0.25) of its time without",
+        ),
+        (
+            side(50, 130, 70, first_ms=(1, 1, 1)),
+            side(100, 100, 100, first_ms=(4, 4, 4)),
+            "pays-off",
+            "the prefix cache pays off here: a run takes 0.7 (0.5 .. 1.3: undecided) of its time "
+            "without, the first token comes after 0.25 (0.25 .. 0.25) of its time without",
         ),
         (
             side(102, 103, 101, first_ms=(9, 10, 11)),
             side(100, 100, 100, first_ms=(10, 10, 10)),
             "costs",
             "the prefix cache costs more than it gains here: a run takes 1.02 (1.01 .. 1.03) of "
-            "its time without, the first token comes after 1 (0.9 .. 1.1)",
+            "its time without, the first token comes after 1 (0.9 .. 1.1: undecided) of its time "
+            "without",
         ),
         (
             side(90, 101, 95),
             side(100, 100, 100),
             "no-difference",
-            "the spread covers the difference: a run takes 0.95 (0.9 .. 1.01) of its time without; "
-            "more pairs may tell",
+            "the spread covers the difference; more pairs, or longer runs, may tell: a run takes "
+            "0.95 (0.9 .. 1.01: undecided) of its time without",
         ),
         (
             side(102, 103, 101, first_ms=(5, 5, 5)),
             side(100, 100, 100, first_ms=(10, 10, 10)),
             "mixed",
             "the prefix cache gains one thing and costs another: a run takes 1.02 (1.01 .. 1.03) "
-            "of its time without, the first token comes after 0.5 (0.5 .. 0.5)",
+            "of its time without, the first token comes after 0.5 (0.5 .. 0.5) of its time without",
         ),
     ],
 )
