@@ -12,7 +12,7 @@ class CommandEntry:
     summary: str  # its line in `omnicache --help`
 
 
-RUNS_A_COMMAND = frozenset({"trace"})
+RUNS_A_COMMAND = frozenset({"trace", "profile"})
 """Commands that take another program's command line behind `--`."""
 
 COMMAND_TO_RUN = "omnicache.command"
@@ -45,6 +45,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "simulate": CommandEntry(
         "omnicache_cli.cli.simulate:simulate",
         "Replay a workload on other pool sizes, through vLLM's own scheduler, without a model.",
+    ),
+    "profile": CommandEntry(
+        "omnicache_cli.cli.profile:profile",
+        "Sample the processes of a vLLM engine with py-spy, and say where its time goes.",
     ),
     "tiny-model": CommandEntry(
         "omnicache_cli.cli.tiny_model:tiny_model",

@@ -53,8 +53,9 @@ def simulate(
         typer.Option(metavar="MODEL", help="For text: a model folder, or pieces (of words)."),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Of requests that do not say it.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of requests that do not say it. Default: 1."),
+    ] = None,
     hash_tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Tokens under a hash id: 512 or 16.")
     ] = None,
@@ -68,17 +69,25 @@ def simulate(
         int | None, typer.Option(min=1, metavar="N", help="That many at a time, whatever it says.")
     ] = None,
     step_ms: Annotated[
-        float, typer.Option(min=0.001, max=1e6, metavar="MS", help="By clock: what a step takes.")
-    ] = 20.0,
+        float | None,
+        typer.Option(
+            min=0.001, max=1e6, metavar="MS", help="By clock: what a step takes. Default: 20."
+        ),
+    ] = None,
     token_us: Annotated[
-        float,
-        typer.Option(min=0.0, max=1e6, metavar="US", help="By clock: and each of its tokens."),
-    ] = 20.0,
+        float | None,
+        typer.Option(
+            min=0.0, max=1e6, metavar="US", help="By clock: and each of its tokens. Default: 20."
+        ),
+    ] = None,
     replicas: Annotated[
         int,
         typer.Option(min=1, max=1000, metavar="N", help="Engines, each with a pool of its own."),
     ] = 1,
-    route: Annotated[Route, typer.Option(help="How requests go to replicas.")] = "round-robin",
+    route: Annotated[
+        Route | None,
+        typer.Option(help="How requests go to --replicas. Default: round-robin."),
+    ] = None,
     block_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Tokens. Default: the run's, else 16.")
     ] = None,
@@ -191,7 +200,7 @@ def opened(
     reading = Reading(
         given["input_format"],
         tokenizer_of(given["tokenizer"]),
-        given["max_tokens"],
+        given["max_tokens"] or 1,
         given["time_unit"],
         given["hash_tokens"],
     )

@@ -1,6 +1,6 @@
 """What `omnicache simulate` tries: pool sizes and settings, of a run or as typed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from omnicache_cli.simulate.recorded import RecordedEngine
     from omnicache_cli.simulate.study import Setup, Size
 
-OF_LINES = ("input_format", "tokenizer", "hash_tokens", "time_unit")
+OF_LINES = ("input_format", "tokenizer", "hash_tokens", "time_unit", "max_tokens")
 """Options that say nothing to a recorded run."""
 
-OF_CLOCK = ("step_ms", "token_us")
+OF_CLOCK = ("step_ms", "token_us", "time_unit")
+"""Options that say nothing where requests do not arrive by a clock."""
+
+STEP_MS = 20.0
+TOKEN_US = 20.0
 
 MOST_BLOCKS = 10_000_000
 """Of all pools at one size: some 2 GB of vLLM's objects."""
@@ -46,31 +50,76 @@ class Planned:
 
 def refuse_contradictions(given: dict[str, Any]) -> None:
     """UsageError: options that say nothing to each other."""
+    for is_wrong, why in (*_of_the_workload(given), *_of_the_pool(given)):
+        if is_wrong:
+            raise UsageError(why)
+
+
+def _of_the_workload(given: dict[str, Any]) -> Iterator[tuple[bool, str]]:
     is_run = Path(given["workload"]).is_dir()
     for name in OF_LINES:
-        if is_run and given[name] is not None:
-            raise UsageError(
-                f"{_option(name)} is about JSON lines, and {given['workload']} is a run"
-            )
-    if not is_run and given["engine"] is not None:
-        raise UsageError("--engine is about a recorded run; leave it out")
-    if given["blocks"] and given["kv_memory"]:
-        raise UsageError("--blocks and --kv-memory both say the size; give one of them")
-    if given["group"] and given["block_size"] is not None:
-        raise UsageError("--group and --block-size cannot be combined; each --group has its block")
-    if given["concurrency"] is not None and given["arrivals"] not in (None, "one-by-one"):
-        raise UsageError("--concurrency sends the next when one has ended; leave out --arrivals")
-    if given["model"] is not None and not given["kv_memory"]:
-        raise UsageError("--model goes with --kv-memory; leave it out")
-    if given["kv_memory"] and given["model"] is None and not is_run:
-        raise UsageError("--kv-memory needs to know the model; name it with --model")
-    if not (is_run or given["blocks"] or given["kv_memory"]):
-        raise UsageError("no pool size; give --blocks N,N,... or --kv-memory GIB,... --model MODEL")
-    algorithm = given["hash_algo"]
-    if algorithm is not None and algorithm not in HASH_ALGORITHMS:
-        raise UsageError(f"--hash-algo {algorithm!r}: choose {', '.join(HASH_ALGORITHMS)}")
-    if given["timeline"] and given["replicas"] > 1:
-        raise UsageError("--timeline is about one pool; leave out --replicas")
+        yield (
+            is_run and given[name] is not None,
+            f"{_option(name)} is about JSON lines, and {given['workload']} is a run",
+        )
+    yield (
+        not is_run and given["engine"] is not None,
+        "--engine is about a recorded run; leave it out",
+    )
+    yield (
+        given["hash_tokens"] is not None and given["input_format"] not in (None, "hashes"),
+        "--hash-tokens is about --input-format hashes; leave it out",
+    )
+    yield (
+        given["concurrency"] is not None and given["arrivals"] not in (None, "one-by-one"),
+        "--concurrency sends the next when one has ended; leave out --arrivals",
+    )
+    mode = "one-by-one" if given["concurrency"] is not None else given["arrivals"]
+    for name in OF_CLOCK:
+        yield (
+            given[name] is not None and mode not in (None, "clock"),
+            f"{_option(name)} is about arrivals by clock; leave it out",
+        )
+    yield (
+        given["route"] is not None and given["replicas"] == 1,
+        "--route is about several replicas; give --replicas N too",
+    )
+
+
+def _of_the_pool(given: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    is_run, memory, algorithm = (
+        Path(given["workload"]).is_dir(),
+        given["kv_memory"],
+        given["hash_algo"],
+    )
+    yield (
+        bool(given["blocks"] and memory),
+        "--blocks and --kv-memory both say the size; give one of them",
+    )
+    yield (
+        bool(given["group"]) and given["block_size"] is not None,
+        "--group and --block-size cannot be combined; each --group has its block",
+    )
+    yield (
+        given["model"] is not None and not memory,
+        "--model goes with --kv-memory; leave it out",
+    )
+    yield (
+        bool(memory) and given["model"] is None and not is_run,
+        "--kv-memory needs to know the model; name it with --model",
+    )
+    yield (
+        not (is_run or given["blocks"] or memory),
+        "no pool size; give --blocks N,N,... or --kv-memory GIB,... --model MODEL",
+    )
+    yield (
+        algorithm not in (None, *HASH_ALGORITHMS),
+        f"--hash-algo {algorithm!r}: choose {', '.join(HASH_ALGORITHMS)}",
+    )
+    yield (
+        given["timeline"] and given["replicas"] > 1,
+        "--timeline is about one pool; leave out --replicas",
+    )
 
 
 def plan_of(given: dict[str, Any]) -> Planned:
@@ -92,12 +141,12 @@ def plan_of(given: dict[str, Any]) -> Planned:
         found.sizes,
         Arrivals(
             concurrency=given["concurrency"] or 1,
-            step_seconds=given["step_ms"] / 1e3,
-            token_seconds=given["token_us"] / 1e6,
+            step_seconds=_or(given["step_ms"], STEP_MS) / 1e3,
+            token_seconds=_or(given["token_us"], TOKEN_US) / 1e6,
         ),
         given["arrivals"] if given["concurrency"] is None else "one-by-one",
         given["replicas"],
-        given["route"],
+        given["route"] or "round-robin",
         given["bound"],
         given["requests"],
         given["timeline"],
@@ -259,6 +308,10 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
 
         typed["retention_interval"] = parse_interval(given["retention_interval"])
     return typed
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
 
 
 def _option(name: str) -> str:

@@ -40,6 +40,8 @@ from omnicache_cli.trace.folder import check_folder
 from omnicache_cli.trace.workload import Prompt, Workload
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from omnicache_cli.engine.environment import Recording
     from omnicache_cli.trace.summary import Summary
 
@@ -159,24 +161,14 @@ def trace(
 
     Example: omnicache trace -o run -- python -m vllm.entrypoints.openai.api_server --model tiny
     """
-    _check_surroundings()
+    check_surroundings()
     folder = run or Path(time.strftime("run-%Y%m%d-%H%M%S"))
     check_folder(folder, force=force)
-    command = context.meta.get(COMMAND_TO_RUN)
-    if command is not None:
-        code = _trace_command(context, command, folder)
-        if not is_traced(folder):
-            raise typer.Exit(_say_untraced(folder, code))
-        summary = report_run(folder, format, to_stderr=True)
-    else:
-        code = EXIT_DONE
-        dropped = _trace_model(context, folder)
-        if not is_traced(folder):
-            raise EngineFailedError(
-                f"no record could be kept in {folder}: the folder was removed, or there is no "
-                "room; name another folder"
-            )
-        summary = report_run(folder, format, dropped=dropped)
+    runs_a_command = context.meta.get(COMMAND_TO_RUN) is not None
+    code, dropped = record_run(context, folder)
+    if not is_traced(folder):
+        raise typer.Exit(say_untraced(folder, code, runs_a_command=runs_a_command))
+    summary = report_run(folder, format, dropped=dropped, to_stderr=runs_a_command)
     if not quiet:
         hint = " --check" if summary.broken_invariants else ""
         note(f"next: omnicache show {quote(str(folder))}{hint}")
@@ -194,7 +186,22 @@ def trace(
         raise typer.Exit(code)
 
 
-def _check_surroundings() -> None:
+def record_run(
+    context: typer.Context,
+    folder: Path,
+    around: "AbstractContextManager[None] | None" = None,
+) -> tuple[int, int]:
+    """Record the model or the command of this command line; its exit code, and lost records.
+
+    `around`: what to enter when an engine of our own is up, and to leave before it is stopped.
+    """
+    command = context.meta.get(COMMAND_TO_RUN)
+    if command is not None:
+        return _trace_command(context, command, folder), 0
+    return EXIT_DONE, _trace_model(context, folder, around)
+
+
+def check_surroundings() -> None:
     """What vLLM needs and would fail for after half a minute, without saying so."""
     try:
         os.getcwd()
@@ -204,7 +211,9 @@ def _check_surroundings() -> None:
         raise RefusedOutputError("stdout is closed; vLLM needs one: redirect it to a file")
 
 
-def _trace_model(context: typer.Context, folder: Path) -> int:
+def _trace_model(
+    context: typer.Context, folder: Path, around: "AbstractContextManager[None] | None"
+) -> int:
     """Send the workload to an engine of our own; the number of records that were lost."""
     from omnicache_cli.engine.options import EngineOptions, check_model
     from omnicache_cli.engine.tracing import trace_workload
@@ -212,8 +221,8 @@ def _trace_model(context: typer.Context, folder: Path) -> int:
     given = context.params
     if given["model"] is None:
         raise UsageError(
-            "nothing to trace; name a model folder, or a command behind --: "
-            "omnicache trace -o RUN -- python serve.py"
+            f"nothing to {context.info_name}; name a model folder, or a command behind --: "
+            f"omnicache {context.info_name} -o RUN -- python serve.py"
         )
     sent = read_workload(given["prompt"] or [], given["prompts"])
     args = engine_args(given, ENGINE_PARAMETERS)
@@ -230,6 +239,7 @@ def _trace_model(context: typer.Context, folder: Path) -> int:
             force=given["force"],
             what=_recording(given),
             on_finished=advance,
+            around=around,
         )
     if not given["quiet"]:
         for line in traced.notes:
@@ -247,7 +257,9 @@ def _trace_command(context: typer.Context, command: list[str], folder: Path) -> 
             shown = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{shown} cannot be combined with a command; leave it out")
     if not command:
-        raise UsageError("no command behind --; write: omnicache trace -o RUN -- python serve.py")
+        raise UsageError(
+            f"no command behind --; write: omnicache {context.info_name} -o RUN -- python serve.py"
+        )
     given = context.params
     return trace_command(command, folder, force=given["force"], what=_recording(given))
 
@@ -262,8 +274,13 @@ def _recording(given: Mapping[str, Any]) -> "Recording":
     )
 
 
-def _say_untraced(folder: Path, code: int) -> int:
+def say_untraced(folder: Path, code: int, *, runs_a_command: bool) -> int:
     """No vLLM process wrote a record: the command's own exit code, or that of a failed engine."""
+    if not runs_a_command:
+        raise EngineFailedError(
+            f"no record could be kept in {folder}: the folder was removed, or there is no "
+            "room; name another folder"
+        )
     if code == EXIT_DONE:
         raise EngineFailedError(
             f"no process wrote a trace into {folder}; the command must start a vLLM engine, and "

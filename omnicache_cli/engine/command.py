@@ -72,7 +72,7 @@ def _forwarding(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            from_terminal = number in (signal.SIGINT, signal.SIGQUIT) and _in_foreground(own_group)
+            from_terminal = number in (signal.SIGINT, signal.SIGQUIT) and in_foreground(own_group)
             if not from_terminal:
                 process.send_signal(number)
 
@@ -85,7 +85,7 @@ def _forwarding(process: "subprocess.Popen[bytes]") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _in_foreground(group: int) -> bool:
+def in_foreground(group: int) -> bool:
     """Our process group owns a terminal, so the terminal's signals reach the command too."""
     for stream in (0, 1, 2):
         with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,11 +72,13 @@ def trace_workload(
     force: bool = False,
     what: Recording | None = None,
     on_finished: Callable[[Outcome], None] | None = None,
+    around: AbstractContextManager[None] | None = None,
 ) -> Traced:
     """Record a workload into `folder`.
 
-    The folder is made only when the engine's arguments have been accepted, and an earlier run in
-    it is removed only when the engine is up. The manifest says whether the run ended in order.
+    `around` is entered when the engine is up, and left before it is stopped. The folder is made
+    only when the engine's arguments have been accepted, and an earlier run in it is removed only
+    when the engine is up. The manifest says whether the run ended in order.
     """
     check_workload(options, workload)
     prepare_environment(engine_process=options.engine_process)
@@ -103,7 +105,8 @@ def trace_workload(
         recorded = tracing(folder, what)
         with recorded as recording, Engine(options) as engine:
             new.keep()
-            engine.run(workload, on_finished)
+            with around or nullcontext():
+                engine.run(workload, on_finished)
             notes = engine.notes
     except BaseException as error:
         finish_manifest(folder, manifest, error=type(error).__name__)

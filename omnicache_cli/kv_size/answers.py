@@ -40,9 +40,9 @@ def memory_answer(budget: Budget, low: Capacity, high: Capacity) -> Answer:
     rows += [
         (name, _gib(one.low), _gib(one.high), one.source) for name, one in budget.parts.items()
     ]
-    rows.append(
-        ("KV cache", _gib(budget.available.low), _gib(budget.available.high), "what is left")
-    )
+    left = budget.available
+    source = "what is left" if left.low >= 0 else "what is left; below zero that much is missing"
+    rows.append(("KV cache", _gib(left.low), _gib(left.high), source))
     facts: dict[str, Cell] = {
         "number of blocks, from": low.num_blocks,
         "number of blocks, to": high.num_blocks,

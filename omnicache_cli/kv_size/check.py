@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from omnicache_cli.kv_size.estimate import Estimate
 from omnicache_cli.kv_size.hardware import GIB
 from omnicache_cli.kv_size.options import Settings
+from omnicache_cli.kv_size.pool import refusal_of
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 
 
@@ -36,6 +37,26 @@ class ExactAnswer(Protocol):
     def weight_bytes(self) -> int: ...
     @property
     def notes(self) -> Sequence[str]: ...
+
+
+def exact_refusal(
+    answer: ExactAnswer, settings: Settings, available: Sequence[int] | None
+) -> str | None:
+    """As Estimate.refusal; `available` is bytes per worker, or one figure for all."""
+    length, override = settings.max_model_len, settings.num_gpu_blocks_override
+    for rank, (needed, block) in enumerate(
+        zip(answer.needed_bytes, answer.bytes_per_block, strict=True)
+    ):
+        if override is not None:
+            memory = override * block
+        elif available is not None:
+            memory = available[rank % len(available)]
+        else:
+            return None
+        refused = refusal_of(memory - block, needed, length, answer.longest_context)
+        if block and refused is not None:
+            return refused
+    return None
 
 
 def compared(found: Estimate, answer: ExactAnswer) -> list[tuple[str, Any, Any]]:
@@ -122,6 +143,7 @@ def exact_report(
     settings: Settings,
     answer: ExactAnswer,
     more: tuple[Sequence[Section], Mapping[str, Any]],
+    refused: str | None = None,
 ) -> Report:
     """vLLM's own answer; the names in JSON are the fast path's. `more` joins both."""
     growing = [
@@ -157,6 +179,8 @@ def exact_report(
         Table("Groups", columns, [tuple(group[name] for name in names) for group in answer.groups]),
         *more[0],
     ]
+    if refused is not None:
+        sections.insert(1, Lines("Warnings", [f"vLLM refuses: {refused}"]))
     if answer.notes:
         sections.append(Lines("Notes", list(dict.fromkeys(answer.notes))))
     result = {
@@ -170,6 +194,8 @@ def exact_report(
         "bytes_per_block": max(answer.bytes_per_block, default=0),
         "block_size": answer.block_size,
         "longest_context": answer.longest_context,
+        "fits": None if blocks is None else refused is None,
+        "refusal": refused,
         "groups": [dict(group) for group in answer.groups],
         "needed_bytes": list(answer.needed_bytes),
         "weight_bytes": weights,

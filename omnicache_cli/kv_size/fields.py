@@ -101,9 +101,7 @@ class Fields:
 
     def _as_count(self, name: str, value: Any) -> int:
         if not _is_int(value) or value < 0:
-            raise BadInputError(
-                f"{self.path}{name} is {value!r}, which is not a count; use --exact"
-            )
+            raise BadInputError(f"{self.path}{name} is {value!r}, which is not a count; correct it")
         limit = MOST_LAYERS if "layer" in name else MOST
         if value > limit:
             raise BadInputError(

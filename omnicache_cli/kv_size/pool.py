@@ -126,22 +126,26 @@ def refusal(pool: Pool, settings: Settings) -> str | None:
         memory = worker.checked_bytes
         if memory is None or not worker.bytes_per_block:
             continue
-        if memory <= 0:
-            return "No available memory for the cache blocks."
-        needed = needed_bytes(worker, settings, settings.max_model_len)
-        if needed > memory:
-            longest = longest_context(worker, settings, settings.max_model_len)
-            estimate = (
-                f" Based on the available memory, the estimated maximum model length is {longest}."
-                if longest
-                else ""
-            )
-            return (
-                "To serve at least one request with the model's max seq len "
-                f"({settings.max_model_len}), ({gib(needed)} GiB KV cache is needed, which is "
-                f"larger than the available KV cache memory ({gib(memory)} GiB).{estimate}"
-            )
+        length = settings.max_model_len
+        longest = longest_context(worker, settings, length)
+        refused = refusal_of(memory, needed_bytes(worker, settings, length), length, longest)
+        if refused is not None:
+            return refused
     return None
+
+
+def refusal_of(memory: int, needed: int, max_model_len: int, longest: int | None) -> str | None:
+    """vLLM's sentence for one worker. `memory` is without the null block's, both in bytes."""
+    if memory <= 0:
+        return "No available memory for the cache blocks."
+    if needed <= memory:
+        return None
+    estimate = f" Based on the available memory, the estimated maximum model length is {longest}."
+    return (
+        f"To serve at least one request with the model's max seq len ({max_model_len}), "
+        f"({gib(needed)} GiB KV cache is needed, which is larger than the available KV cache "
+        f"memory ({gib(memory)} GiB).{estimate if longest else ''}"
+    )
 
 
 def gib(number: int) -> str:

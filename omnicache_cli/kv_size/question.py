@@ -11,7 +11,7 @@ from typing import Any
 
 from omnicache_cli.errors import EXIT_DIFFERS, EXIT_DONE, UsageError
 from omnicache_cli.kv_size import answers
-from omnicache_cli.kv_size.check import ExactAnswer, check_sections, exact_report
+from omnicache_cli.kv_size.check import ExactAnswer, check_sections, exact_refusal, exact_report
 from omnicache_cli.kv_size.draft import draft_layers
 from omnicache_cli.kv_size.estimate import Estimate, estimate, with_memory
 from omnicache_cli.kv_size.explain import explain
@@ -181,6 +181,7 @@ def _exact(
     folder, drafter = str(reading.source.folder), _drafter(question)
     exact = ask_exact(folder, settings, _given(question), drafter)
     memory: answers.Answer = ([], {})
+    available = _given(question)
     if card is not None:
         left = ask_budget(question, reading, settings, card, exact.weight_bytes)
         exact, most = (
@@ -188,8 +189,10 @@ def _exact(
             for amount in (left.available.low, left.available.high)
         )
         memory = answers.memory_answer(left, _exact_capacity(exact), _exact_capacity(most))
-    report = exact_report(str(reading.source.path), settings, exact, memory)
-    code = _need_code(question, exact.kv_cache_tokens, exact.max_concurrency)
+        available = [left.available.low]
+    refused = exact_refusal(exact, settings, available)
+    report = exact_report(str(reading.source.path), settings, exact, memory, refused)
+    code = _verdict(question, refused, exact.kv_cache_tokens, exact.max_concurrency)
     return Answered(report, code)
 
 
@@ -227,8 +230,10 @@ def ask_budget(
     )
 
 
-def _need_code(question: Question, tokens: int | None, concurrency: float | None) -> int:
-    """UsageError: a need cannot be judged without memory."""
+def _verdict(
+    question: Question, refusal: str | None, tokens: int | None, concurrency: float | None
+) -> int:
+    """Whether vLLM starts and every need is met. UsageError: a need without memory."""
     needs = (("--need-tokens", question.need_tokens, tokens),)
     more = (("--need-concurrency", question.need_concurrency, concurrency),)
     for name, need, there in (*needs, *more):
@@ -238,7 +243,7 @@ def _need_code(question: Question, tokens: int | None, concurrency: float | None
             raise UsageError(f"{name} needs --available-kv-memory, --gpu-memory or --gpu")
         if there < need:
             return EXIT_DIFFERS
-    return EXIT_DONE
+    return EXIT_DIFFERS if refusal else EXIT_DONE
 
 
 class _Fast:
@@ -261,7 +266,7 @@ class _Fast:
     def answered(self) -> Answered:
         question = self.question
         found = self._with_memory(self._count(self.options, _given(question)))
-        self.exit_code = _need_code(question, found.tokens, found.concurrency)
+        self.exit_code = _verdict(question, found.refusal(), found.tokens, found.concurrency)
         length = question.length or found.settings.max_model_len
         self._items(found)
         if question.tensor_cache:

@@ -71,6 +71,7 @@ def check_options(options: "Options", model: Model) -> None:
             f"--decode-context-parallel-size {options.decode_context_parallel_size} does not "
             f"divide --tensor-parallel-size {tensor}; vLLM refuses it too"
         )
+    _check_block_size(options, model)
     _check_heads(options, model)
     _check_context_parallel(options, model)
     if options.kv_cache_dtype_skip_layers and model.architecture in OWN_NUMBERS:
@@ -96,6 +97,20 @@ def check_float16(dtype: str, config: Mapping[str, Any]) -> None:
         raise UsageError(
             f"--dtype float16: vLLM refuses it for model_type {config['model_type']}; give "
             "bfloat16 or float32"
+        )
+
+
+def _check_block_size(options: "Options", model: Model) -> None:
+    """get_supported_kernel_block_sizes of every backend of the platform is a multiple of this."""
+    attention = [one for one in model.layers if isinstance(one, AttentionLayer)]
+    if options.block_size is None or not attention:
+        return
+    is_dense_cpu = options.platform == "cpu" and any(one.kind is not Kind.MLA for one in attention)
+    unit = 32 if is_dense_cpu else 16
+    if options.block_size % unit:
+        raise UsageError(
+            f"--block-size {options.block_size}: no attention backend of vLLM takes it on "
+            f"{options.platform}; give a multiple of {unit}"
         )
 
 

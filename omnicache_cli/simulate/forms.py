@@ -1,6 +1,7 @@
 """The forms a workload may be written in, one JSON object a line, and how they are told apart."""
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -81,15 +82,16 @@ class Lines:
         read: Callable[[bytes, str, str], SimRequest] | None = None
         index = 0
         for number, line in enumerate(self._lines, start=1):
-            if not line.strip():
+            text = line.removeprefix(BOM_UTF8) if number == 1 else line
+            if not text.strip():
                 continue
             where = f"{self._name}:{number}"
             if read is None:
-                self.form = self.form or form_of(line, where)
+                self.form = self.form or form_of(text, where)
                 read = {"prompts": self._prompt, "openai": self._log, "hashes": self._hashed}[
                     self.form
                 ]
-            yield read(line, where, f"p{index}")
+            yield read(text, where, f"p{index}")
             index += 1
 
     def notes(self) -> list[str]:

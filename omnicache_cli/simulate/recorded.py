@@ -89,7 +89,7 @@ class RecordedEngine:
 def recorded_engine(run: Run, wanted: str | None) -> RecordedEngine:
     """The engine named, by its id or number; else the only one.
 
-    UsageError: there are several, or none has this name. BadInputError: what it did cannot be
+    UsageError: there are several. BadInputError: none has this name, or what it did cannot be
     replayed without a model.
     """
     engines = _engines(run)
@@ -99,7 +99,7 @@ def recorded_engine(run: Run, wanted: str | None) -> RecordedEngine:
     if wanted is not None and wanted.isdecimal() and int(wanted) < len(names):
         wanted = names[int(wanted)]
     if wanted is not None and wanted not in names:
-        raise UsageError(f"{run.folder} has no engine {wanted}; there are {', '.join(names)}")
+        raise BadInputError(f"{run.folder} has no engine {wanted}; choose: {', '.join(names)}")
     if not names:
         raise BadInputError(f"{run.folder} has no scheduler's records; record it again")
     engine = RecordedEngine(engines[wanted or names[0]])

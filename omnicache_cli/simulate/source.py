@@ -7,13 +7,16 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from omnicache_cli.errors import BadInputError, UsageError
 
 STDIN = "-"
 MAX_LINE_BYTES = 1 << 28
 """A longer line is no JSON line: a file of another kind must not fill the memory."""
+
+_CHUNK = 1 << 12
+"""Bytes unpacked at a time: zstd makes at most 128 MiB of them."""
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -76,5 +79,37 @@ def _zstd(stream: IO[bytes]) -> IO[bytes]:
             "the workload is compressed with zstd, which this Python cannot read; "
             "pip install zstandard, or pipe it: zstd -dc FILE | omnicache simulate -"
         ) from error
-    reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-    return io.BufferedReader(reader)
+    return io.BufferedReader(_Frames(stream, zstandard.ZstdDecompressor()))
+
+
+class _Frames(io.RawIOBase):
+    """zstd frames, one after the other; zstandard's own reader takes a cut one for a whole one."""
+
+    def __init__(self, stream: IO[bytes], decompressor: Any) -> None:
+        self._stream, self._decompressor = stream, decompressor
+        self._frame = decompressor.decompressobj()
+        self._rest = b""  # of the input, behind the end of a frame
+        self._plain = b""
+        self._at_start = True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """EOFError: the last frame is cut."""
+        while not self._plain:
+            packed = self._rest or self._stream.read(_CHUNK)
+            if not packed:
+                if self._at_start:
+                    return 0
+                raise EOFError("it ends in the middle of a zstd frame")
+            self._plain = self._frame.decompress(packed)
+            self._rest, self._at_start = b"", False
+            if self._frame.eof:
+                self._rest = self._frame.unused_data
+                self._frame = self._decompressor.decompressobj()
+                self._at_start = True
+        size = min(len(buffer), len(self._plain))
+        buffer[:size] = self._plain[:size]
+        self._plain = self._plain[size:]
+        return size

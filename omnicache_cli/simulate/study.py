@@ -134,6 +134,8 @@ def _run(requests: Iterable[SimRequest], setup: Setup, make_pool: Callable[[int]
 
 def _start(first: SimRequest, setup: Setup, make_pool: Callable[[int], Pool]) -> Study:
     mode = setup.mode or _mode_of(first)
+    if mode == "step" and first.arrival_step is None:
+        raise BadInputError(f"request {first.name} has no arrival_step; leave out --arrivals step")
     study = Study(mode, [])
     arrivals = replace(setup.arrivals, mode=mode)
     for size in setup.sizes:

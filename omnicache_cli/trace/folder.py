@@ -15,6 +15,8 @@ from omnicache_cli.trace.files import SUFFIX, read_header
 from omnicache_cli.trace.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 FOLDER_MODE = 0o700
+PROFILE_NAME = "profile.json"
+"""Manifest of what `omnicache profile` left beside a run."""
 
 
 @dataclass(slots=True)
@@ -128,6 +130,25 @@ def finish_manifest(folder: Path, manifest: Manifest, **changes: Any) -> None:
             left.unlink()
 
 
+class _Sampled(msgspec.Struct):
+    files: dict[str, str]
+
+
+class _Profile(msgspec.Struct):
+    schema_version: int
+    py_spy_version: str
+    processes: list[_Sampled]
+
+
+def _of_profile(folder: Path) -> set[str]:
+    """The files of a profile beside the run, where there is one."""
+    try:
+        profile = msgspec.json.decode((folder / PROFILE_NAME).read_bytes(), type=_Profile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return set()
+    return {PROFILE_NAME}.union(*(one.files.values() for one in profile.processes))
+
+
 def _is_ours(path: Path) -> bool:
     """A file that omnicache wrote, by its content and not by its name alone."""
     if path.is_symlink() or not path.is_file():
@@ -137,6 +158,8 @@ def _is_ours(path: Path) -> bool:
             return read_manifest(path.parent) is not None
         if path.name.endswith(SUFFIX):
             read_header(path)
+            return True
+        if path.name in _of_profile(path.parent):
             return True
         if path.name.startswith(BOARD_PREFIX):  # of a process that was killed
             with path.open("rb") as stream:

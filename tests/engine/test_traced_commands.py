@@ -127,7 +127,8 @@ def test_a_server_on_two_ranks_with_concurrent_clients(
         tmp_path / "run",
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(tiny_text_model), "--host", "127.0.0.1", "--port", str(port)),
-        *("--tensor-parallel-size", "2", *options),
+        # Without a timeout vLLM kills its engine core and workers as soon as it is told to end.
+        *("--tensor-parallel-size", "2", "--shutdown-timeout", "60", *options),
         VLLM_CPU_OMP_THREADS_BIND="0|1",
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
         PYTHONPATH=plant(tmp_path),

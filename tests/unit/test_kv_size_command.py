@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from omnicache_cli.kv_size.check import check_sections
+from omnicache_cli.kv_size.check import check_sections, exact_refusal
 from omnicache_cli.kv_size.estimate import Estimate, estimate
 from omnicache_cli.kv_size.model import open_config, read_model
 from omnicache_cli.kv_size.options import Options, Settings
@@ -73,6 +73,25 @@ def test_a_need_gates_by_the_exit_code(need: list[str], code: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "fits", "code"),
+    [
+        (["--available-kv-memory", "1.01GiB", "--max-model-len", "8192"], True, 0),
+        (["--available-kv-memory", "1GiB", "--max-model-len", "8192"], False, 1),  # the null block
+        (["--available-kv-memory", "0"], False, 1),
+        (["--gpu-memory", "10GiB", "--weights", "15GiB"], False, 1),
+        (["--max-model-len", "8192", "--num-gpu-blocks-override", "513"], True, 0),
+        (["--max-model-len", "8192", "--num-gpu-blocks-override", "512"], False, 1),
+    ],
+)
+def test_what_vllm_would_not_start_with_exits_1(
+    arguments: list[str], fits: bool, code: int
+) -> None:
+    ran = run(LLAMA, *arguments, "--format", "json")
+    assert (json.loads(ran.stdout)["fits"], ran.returncode) == (fits, code)
+    assert ("vLLM refuses: " in run(LLAMA, *arguments).stdout) is not fits
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["./nowhere"], 3, "does not exist"),
@@ -80,6 +99,8 @@ def test_a_need_gates_by_the_exit_code(need: list[str], code: int) -> None:
         ([LLAMA, "--max-model-len", "200000"], 2, "more than the config's max_position_embeddings"),
         ([LLAMA, "--tensor-parallel-size", "3"], 2, "does not divide"),
         ([LLAMA, "--kv-cache-dtype", "fp7"], 2, "is not vLLM's"),
+        ([LLAMA, "--block-size", "7"], 2, "on cuda; give a multiple of 16"),
+        ([LLAMA, "--block-size", "48", "--platform", "cpu"], 2, "on cpu; give a multiple of 32"),
         ([LLAMA, "--exact", "--check"], 2, "cannot be combined"),
         ([LLAMA, "--exact", "--sweep", "block_size=16"], 2, "--sweep is answered by the fast"),
         ([LLAMA, "--exact", "--stage", "talker_config"], 2, "--stage is answered by the fast"),
@@ -213,6 +234,24 @@ def test_vllms_own_answer_keeps_to_the_schema_and_the_names() -> None:
 
     jsonschema.validate(found, SCHEMA)
     assert found["path"] == "exact"
+    assert (found["fits"], found["refusal"]) == (True, None)
     low, high = found["memory"]["num_blocks"]
     assert low == found["num_blocks"] < high
     assert found["memory"]["parts"]["weights"]["bytes"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "gib", "fits"),
+    [
+        (Options(max_model_len=8192), 1.01, True),
+        (Options(max_model_len=8192), 1, False),
+        (Options(max_model_len=8192, num_gpu_blocks_override=513), 1, True),
+        (Options(max_model_len=8192, num_gpu_blocks_override=512), 40, False),
+    ],
+)
+def test_both_paths_refuse_alike(options: Options, gib: float, fits: bool) -> None:
+    found = estimate(read_model(open_config(LLAMA)), options, [int(gib * 2**30)])
+    answered = FakeExact(found, 0)
+    refused = exact_refusal(answered, found.settings, [int(gib * 2**30)])
+    assert (refused is None) is fits
+    assert refused == found.refusal()

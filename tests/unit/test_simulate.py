@@ -475,6 +475,24 @@ def test_zstd(tmp_path: Path) -> None:
         list(lines)
 
 
+def test_zstd_frames_follow_one_another_and_the_last_is_whole(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "log.zst"
+    many = b"".join(b'{"prompt": %d}\n' % number for number in range(20_000))
+    packed = zstandard.compress(LINES) + zstandard.compress(many)
+    path.write_bytes(packed)
+    with open_lines(str(path)) as lines:
+        assert list(lines) == (LINES + many).splitlines(keepends=True)
+    path.write_bytes(packed[:-1])
+    with pytest.raises(BadInputError, match="ends in the middle"), open_lines(str(path)) as lines:
+        list(lines)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    lines = Lines(iter([b"\xef\xbb\xbf" + b'{"prompt_token_ids": [1, 2]}\n']), "log", Reading())
+    assert [one.num_prompt_tokens for one in lines] == [2]
+
+
 def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
         buffer = io.BytesIO(gzip.compress(LINES))

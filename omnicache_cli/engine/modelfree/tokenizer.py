@@ -1,6 +1,7 @@
 """A model's tokenizer for workloads that are text."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omnicache_cli.engine.options import first_line
@@ -41,6 +42,8 @@ class ModelTokenizer:
 
 def model_tokenizer(name: str) -> ModelTokenizer:
     """BadInputError: there is none."""
+    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
+        raise BadInputError(f"no tokenizer in {name}: there is no such folder; name one of a model")
     from transformers import AutoTokenizer
 
     try:

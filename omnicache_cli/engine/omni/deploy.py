@@ -25,6 +25,7 @@ def lint_deploy(
 
     EngineMissingError: vLLM-Omni is not there, or another version.
     """
+    _check_there(path)
     require_omni()
     from vllm.transformers_utils.config import get_config
     from vllm_omni.config.stage_config import merge_pipeline_deploy, resolve_stage_async_chunk
@@ -58,12 +59,16 @@ def lint_deploy(
     return str(pipeline.model_type), found
 
 
-def read_deploy(path: Path) -> Any:
-    """vLLM-Omni's DeployConfig of a file. BadInputError: it is none."""
-    from vllm_omni.config.stage_config import load_deploy_config
-
+def _check_there(path: Path) -> None:
     if not path.is_file():
         raise BadInputError(f"there is no deploy file {path}; name the YAML file of a deployment")
+
+
+def read_deploy(path: Path) -> Any:
+    """vLLM-Omni's DeployConfig of a file. BadInputError: it is none."""
+    _check_there(path)
+    from vllm_omni.config.stage_config import load_deploy_config
+
     try:
         return load_deploy_config(path)
     except Exception as error:

@@ -30,7 +30,7 @@ def summary_report(run: Run, summary: Summary, command: str = "show") -> Report:
         sections.append(_modality_table(summary))
     if len(summary.pools) > 1:
         sections.append(_pool_table(summary))
-    sections.append(_phase_table(summary))
+    sections.append(phase_table(summary))
     warnings = _warnings(summary)
     if warnings:
         sections.append(Lines("Incomplete", warnings))
@@ -159,7 +159,8 @@ def _modality_table(summary: Summary) -> Table:
     )
 
 
-def _phase_table(summary: Summary) -> Table:
+def phase_table(summary: Summary) -> Table:
+    """Time of the steps' phases."""
     rows: list[tuple[Cell, ...]] = [
         (
             name,
@@ -259,15 +260,20 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         "probe_errors": dict(summary.probe_errors),
         "missing_hooks": summary.missing_hooks,
         "untested_vllm": summary.untested_vllm,
-        "phases": {
-            name: {
-                "steps": phase.count,
-                "total_ns": phase.total_ns if phase.count else None,
-                "p50_ns": phase.percentile(50),
-                "p90_ns": phase.percentile(90),
-                "p99_ns": phase.percentile(99),
-                "max_ns": phase.longest_ns,
-            }
-            for name, phase in summary.phases.items()
-        },
+        "phases": phase_data(summary),
+    }
+
+
+def phase_data(summary: Summary) -> dict[str, Any]:
+    """Nanoseconds; null where no step has the phase."""
+    return {
+        name: {
+            "steps": phase.count,
+            "total_ns": phase.total_ns if phase.count else None,
+            "p50_ns": phase.percentile(50),
+            "p90_ns": phase.percentile(90),
+            "p99_ns": phase.percentile(99),
+            "max_ns": phase.longest_ns,
+        }
+        for name, phase in summary.phases.items()
     }

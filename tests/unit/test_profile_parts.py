@@ -1,0 +1,170 @@
+"""The parts of `omnicache profile` that need neither py-spy nor a process."""
+
+import json
+import os
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from omnicache_cli.profile import permission
+from omnicache_cli.profile.flamegraph import as_flamegraph
+from omnicache_cli.profile.formats import as_raw, as_speedscope
+from omnicache_cli.profile.hottest import hottest
+from omnicache_cli.profile.manifest import ProfileManifest, SampledProcess
+from omnicache_cli.profile.recording import Frame, StackRecording, ThreadStacks, Timeline
+from omnicache_cli.profile.report import profile_report
+from omnicache_cli.profile.results import ProcessProfile, Profile
+from omnicache_cli.profile.roles import TracedProcess, role_of
+from omnicache_cli.report.text import as_text
+
+
+@pytest.mark.parametrize(
+    ("command_line", "traced", "role"),
+    [
+        (["VLLM::EngineCore"], None, "engine core"),
+        (["VLLM::EngineCore_DP1"], None, "engine core"),
+        (["VLLM::StageEngineCoreProc_thinker_replica0_DP0"], None, "engine core"),
+        (["VLLM::Worker_TP1"], None, "worker"),
+        (["vLLM-Omni::DiffusionWorker"], None, "worker"),
+        (["MINE::Worker"], None, "worker"),
+        (["VLLM::APIServer_0"], None, "API server"),
+        (["VLLM::DPCoordinator"], None, "coordinator"),
+        (["python", "EngineCore"], None, "other"),
+        ([], None, "other"),
+        (["python"], TracedProcess("MainProcess", has_scheduler=True), "in-process engine"),
+        (["python"], TracedProcess("EngineCore_DP0", has_scheduler=True), "engine core"),
+        (["python"], TracedProcess("SpawnProcess-1", has_runner=True), "worker"),
+        (["python"], TracedProcess("MainProcess"), "other"),
+    ],
+)
+def test_the_role_of_a_process_is_its_name_or_what_it_records(
+    command_line: list[str], traced: TracedProcess | None, role: str
+) -> None:
+    assert role_of(command_line, traced) == role
+
+
+EVENTS = [
+    ("B", 7, 100, "thread (11): MainThread", ""),
+    ("B", 7, 100, "main", "/x/site-packages/a/b.py"),
+    ("B", 7, 100, "work", "/x/site-packages/a/b.py"),
+    ("B", 9, 110, "thread (12): first", ""),
+    ("B", 9, 110, "once", "/x/y/c.py"),
+    ("E", 7, 300, "work", "/x/site-packages/a/b.py"),
+    ("B", 7, 300, "rest", "/x/site-packages/a/b.py"),
+    ("E", 9, 700, "once", "/x/y/c.py"),
+    ("E", 9, 700, "thread (12): first", ""),
+    ("B", 9, 700, "thread (13): second", ""),
+    ("B", 9, 700, "again", "/x/y/c.py"),
+    ("E", 7, 1000, "rest", "/x/site-packages/a/b.py"),
+    ("E", 7, 1000, "main", "/x/site-packages/a/b.py"),
+    ("E", 7, 1000, "thread (11): MainThread", ""),
+    ("E", 9, 1000, "again", "/x/y/c.py"),
+    ("E", 9, 1000, "thread (13): second", ""),
+]
+"""py-spy's Chrome trace of three threads; the third has the pthread number of the second."""
+
+
+def timeline_of(path: Path, last_seen_us: dict[int, int]) -> StackRecording:
+    events = [
+        {"ph": ph, "tid": tid, "ts": ts, "name": name, "pid": 11, "cat": "py-spy"}
+        | {"args": {"filename": filename, "line": 3 if filename else 0}}
+        for ph, tid, ts, name, filename in EVENTS
+    ]
+    path.write_text(json.dumps(events))
+    timeline = Timeline(path)
+    assert timeline.end_us == 1000
+    return timeline.replay(last_seen_us)
+
+
+def test_a_timeline_is_stacks_with_the_time_they_were_there(tmp_path: Path) -> None:
+    recording = timeline_of(tmp_path / "t.json", {})
+    assert as_raw(recording).splitlines() == [
+        "MainThread;main (a/b.py:3);work (a/b.py:3) 200",
+        "MainThread;main (a/b.py:3);rest (a/b.py:3) 700",
+        "first;once (y/c.py:3) 590",
+        "second;again (y/c.py:3) 300",
+    ]
+    assert [(one.name, one.os_id) for one in recording.threads] == [
+        ("MainThread", 11),
+        ("first", 12),
+        ("second", 13),
+    ]
+    scope = json.loads(as_speedscope(recording, "x"))
+    assert [one["endValue"] for one in scope["profiles"]] == [1000, 700, 1000]
+
+
+def test_the_last_stack_of_a_thread_that_ended_counts_until_it_was_last_there(
+    tmp_path: Path,
+) -> None:
+    recording = timeline_of(tmp_path / "t.json", {11: 1000, 12: 200, 13: 650})
+    weights = dict(line.rsplit(" ", 1) for line in as_raw(recording).splitlines())
+    assert weights["first;once (y/c.py:3)"] == "90"
+    assert "second;again (y/c.py:3)" not in weights  # seen once, and never again
+    ends = {one["name"]: one["ts"] for one in recording.events if one["ph"] == "E"}
+    assert ends == {"work": 300, "rest": 1000, "main": 1000, "once": 200, "again": 700}
+
+
+def test_a_function_that_calls_itself_counts_once_in_a_stack() -> None:
+    frames = [Frame("f", "/x/y.py", 1), Frame("f", "/x/y.py", 2), Frame("g", "/x/y.py", 9)]
+    threads = [ThreadStacks("MainThread", None, [((0, 1), 1), ((0, 1, 2), 3), ((), 5)])]
+    found = hottest([StackRecording("samples", frames, threads)], main_thread_only=False)
+    assert found.weight == 4
+    assert [(one.name, one.self_weight, one.total_weight) for one in found.functions] == [
+        ("g", 3, 3),
+        ("f", 1, 4),
+    ]
+
+
+def test_hostile_names_break_no_format() -> None:
+    name = "a;b\n<script>&\x1b[31m\ud800"
+    recording = StackRecording(
+        "samples", [Frame(name, name, 1)], [ThreadStacks(name, None, [((0,), 2)])]
+    )
+    (line,) = as_raw(recording).splitlines()
+    assert line.count(";") == 1
+    assert line.endswith(" 2")
+    picture = as_flamegraph(recording, name)
+    ET.fromstring(picture)
+    assert "<script" not in picture
+    assert "\x1b" not in picture
+    json.loads(as_speedscope(recording, name))
+
+
+@pytest.mark.parametrize(
+    ("scope", "status", "words"),
+    [
+        ("1", "CapEff:\t0\n", "kernel.yama.ptrace_scope is 1; run sudo sysctl kernel.yama"),
+        ("3", "CapEff:\t0\n", "kernel.yama.ptrace_scope is 3, which forbids it until"),
+        (
+            "0",
+            "CapEff:\t0\nSeccomp:\t2\n",
+            "a seccomp filter forbids ptrace; in a container: ",
+        ),
+        (
+            "",
+            "CapEff:\t0\n",
+            "CAP_SYS_PTRACE is missing; in a container: docker run --cap",
+        ),
+        ("1", "CapEff:\t0000000000080000\n", "the kernel refuses it in spite of CAP_SYS_PTRACE"),
+    ],
+)
+def test_a_refusal_is_explained_by_what_the_system_says(
+    scope: str, status: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scope").write_text(scope)
+    (tmp_path / "status").write_text(status)
+    monkeypatch.setattr(permission, "PTRACE_SCOPE", tmp_path / "scope")
+    monkeypatch.setattr(permission, "OWN_STATUS", tmp_path / "status")
+    assert permission.why_denied(os.getpid()).startswith(words)
+
+
+@pytest.mark.parametrize(("samples", "is_said"), [(99, True), (100, False)])
+def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path) -> None:
+    process = SampledProcess(7, "host", "worker", "VLLM::Worker", samples, 0, 0, 10**9, {})
+    frames, stacks = [Frame("f", "/x/y.py", 1)], [((0,), samples)]
+    recording = StackRecording("samples", frames, [ThreadStacks("MainThread", None, stacks)])
+    manifest = ProfileManifest(1, "0.1.0", "0.4.3", 100, False, False, False, [process])
+    profile = Profile(manifest, [ProcessProfile(process, recording)], [])
+    text = as_text(profile_report(tmp_path, profile, None))
+    assert ("fewer than 100 samples" in text) == is_said
