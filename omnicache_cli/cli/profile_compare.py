@@ -6,8 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
+from omnicache_cli.cli.commands import COMMAND_TO_RUN
 from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.progress import request_progress
+from omnicache_cli.cli.trace import check_surroundings, model_and_workload
 from omnicache_cli.errors import UsageError
 from omnicache_cli.profile.compare import MIN_PAIRS
 from omnicache_cli.report.formats import Format, format_for, render
@@ -20,6 +24,42 @@ if TYPE_CHECKING:
     from omnicache_cli.engine.options import EngineOptions
 
 DEFAULT_PAIRS = 5
+
+
+_OF_SAMPLING = (
+    *("pid", "duration", "rate", "role", "timeline", "startup", "native", "idle", "gil"),
+    *("with_token_ids", "check_hashes", "all_ranks"),
+)
+"""Options that say nothing to a comparison."""
+
+
+def compare_from_options(context: typer.Context) -> None:
+    """`compare_cache` with what the command line says. UsageError: options that do not go along."""
+    given = context.params
+    if context.meta.get(COMMAND_TO_RUN) is not None:
+        raise UsageError("--compare-cache starts two engines of its own; name a MODEL, no command")
+    for name in _OF_SAMPLING:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            shown = name.replace("_", "-")
+            raise UsageError(f"--{shown} cannot be combined with --compare-cache; leave it out")
+    if given["stage"] is not None and given["engine_process"]:
+        raise UsageError("a stage runs in this process; leave out --engine-process or --stage")
+    if given["model"] is None:
+        raise UsageError("nothing to compare; name a model folder, or a hub id")
+    check_surroundings()
+    options, workload = model_and_workload(given, context.info_name)
+    compare_cache(
+        options,
+        workload,
+        pairs=given["pairs"],
+        stage=given["stage"],
+        run=given["run"],
+        output=given["report"],
+        format=given["format"],
+        force=given["force"],
+        quiet=given["quiet"],
+    )
 
 
 def compare_cache(

@@ -1,10 +1,12 @@
 """The prefix cache on and off: neighbours are compared, and the spread decides what may be said."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.errors import BadTraceError
 from omnicache_cli.profile.compare import Comparison, Repetition, RunTimes, Side, compare
 from omnicache_cli.profile.compare_report import compare_data, compare_report, sentence
@@ -187,3 +189,37 @@ def test_a_trace_of_other_runs_is_refused(
 ) -> None:
     with pytest.raises(BadTraceError, match=what):
         compare(run, repetitions, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing to compare; name a model folder, or a hub id"),
+        (("--pid", "1"), "--pid cannot be combined with --compare-cache; leave it out"),
+        (("--native",), "--native cannot be combined with --compare-cache; leave it out"),
+        (("--", "true"), "--compare-cache starts two engines of its own; name a MODEL, no command"),
+        (("M", "--pairs", "2", "--prompt", "a"), "2 pairs say nothing on a noisy machine"),
+        (("M",), 'no prompt; give --prompt "TEXT" or --prompts FILE.jsonl'),
+        (
+            ("M", "--prompt", "a", "--stage", "thinker", "--engine-process"),
+            "a stage runs in this process; leave out --engine-process or --stage",
+        ),
+        (
+            ("M", "--prompt", "a", "--enable-prefix-caching"),
+            "the cache is compared on and off; leave out enable_prefix_caching",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "M").mkdir()
+    (tmp_path / "M" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["omnicache", "profile", "--compare-cache", *arguments])
+    assert exit_code_of_run() == 2
+    assert words in capsys.readouterr().err
