@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -111,6 +112,8 @@ def compare_cache(
             note(line)
     if output is not None:
         note(sentence(comparison))
+    if run is not None and not quiet:
+        note(f"next: omnicache show {quote(str(run))} --phases")
 
 
 @contextmanager
