@@ -83,9 +83,18 @@ def sentence(comparison: Comparison) -> str:
 
 
 def _times(ratio: Ratio) -> str:
-    spread = f"{ratio.lowest:.3g} .. {ratio.highest:.3g}"
     undecided = "" if ratio.direction else ": undecided"
-    return f"{ratio.median:.3g} ({spread}{undecided})"
+    return f"{_ratio_text(ratio.median)} ({_spread(ratio)}{undecided})"
+
+
+def _spread(ratio: Ratio) -> str:
+    return f"{_ratio_text(ratio.lowest)} .. {_ratio_text(ratio.highest)}"
+
+
+def _ratio_text(value: float) -> str:
+    """Three significant digits; more where they would say 1 of what is not 1."""
+    text = f"{value:.3g}"
+    return f"{value:.6g}" if text == "1" and value != 1 else text
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
@@ -110,7 +119,7 @@ def _row(comparison: Comparison, measure: Measure) -> tuple[Cell, ...]:
         f"{measure.name}{unit}",
         *(_shown(side.median(measure.of), measure.scale) for side in _sides(comparison)),
         None if ratio is None else _three(ratio.median),
-        None if ratio is None else f"{ratio.lowest:.3g} .. {ratio.highest:.3g}",
+        None if ratio is None else _spread(ratio),
     )
 
 

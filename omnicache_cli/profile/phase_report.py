@@ -34,8 +34,17 @@ def show_phases(run: Run, engine: str | None = None) -> View:
         tuple(phase_sections(run, phases)),
         run.vllm_version,
     )
-    slowest = phases.slowest
-    return View(report, f"--step {slowest[0].step}" if slowest else None)
+    return View(report, _options_of_slowest(run, phases))
+
+
+def _options_of_slowest(run: Run, phases: RunPhases) -> str | None:
+    """What shows the slowest step; None: there is no step."""
+    if not phases.slowest:
+        return None
+    slowest = phases.slowest[0]
+    number = list(run.engines).index(slowest.engine)
+    engine = f"--engine {number} " if len(run.engines) > 1 else ""
+    return f"{engine}--step {slowest.step}"
 
 
 def phase_sections(run: Run, phases: RunPhases) -> list[Section]:
@@ -110,6 +119,8 @@ def _sentences(engine: EnginePhases) -> Iterator[str]:
         total = sum(engine.own_ns.values())
         share = f", {100 * engine.own_ns[largest] / total:.0f} % of it" if total else ""
         yield f"most of the time is in {_named(largest)}{share}"
+    if not engine.source.enable_prefix_caching:
+        yield "prefix caching is off on this engine"
     if missing := not_recorded(engine):
         yield f"not recorded: {', '.join(missing)}"
     if engine.hashing.count:

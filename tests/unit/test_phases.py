@@ -300,3 +300,19 @@ def test_hashing_is_told_beside_the_steps(show: Show, tmp_path: Path) -> None:
 def test_a_run_without_steps_says_so(show: Show, tmp_path: Path) -> None:
     lines = show(Recording().write(tmp_path / "run"), "--phases").lines
     assert lines == ["Phases of run", "no step was recorded"]
+
+
+def test_several_engines_are_told_apart(show: Show, tmp_path: Path) -> None:
+    all_timed().write(tmp_path / "run")
+    other = Recording(engine="host.2.0", enable_prefix_caching=False)
+    number = other.arrive("a", 4)
+    other.step({number: 4}, admit={number: Admit([[1]])})
+    timed(other, 0, whole_ns=9 * MS)
+    other.write(tmp_path / "run", name="host.2")
+    ran = show(tmp_path / "run", "--phases")
+    assert "Engine 0, host.1.0: phases of 5 steps" in ran.lines
+    assert "Engine 1, host.2.0: phases of 1 step" in ran.lines
+    assert ran.lines.count("prefix caching is off on this engine") == 1
+    assert ran.err == f"next: omnicache show {tmp_path / 'run'} --engine 1 --step 0\n"
+    only = show(tmp_path / "run", "--phases", "--engine", 0)
+    assert "host.2.0" not in only.out
