@@ -132,7 +132,7 @@ def measure(engine: Any, workload: Any, recording: Any, turns: int, run: Path) -
     import vllm
 
     for index, prompt in enumerate(workload.prompts):
-        engine._add(f"p{index}", prompt, workload)
+        engine._add(f"p{index}", prompt, workload, {})
     llm = engine._engine
     for _ in range(20):  # prefill, and the first decode steps
         llm.step()

@@ -29,14 +29,18 @@ RECORDED: dict[str, str] = {
     "Scheduler.__init__": "attaches a probe to the scheduler and its pool; declares the engine",
     "Scheduler.schedule": "one `schedule` record; marks the step for the workers",
     "Scheduler.add_request": "one `request` record",
-    "Scheduler.update_from_output": "writes the events since `schedule()` as an `after` record",
+    "Scheduler.update_from_output": "the `output` time; writes the step's record, and the events "
+    "since `schedule()` as an `after` record",
+    "Request.__init__": "how long the prompt is hashed",
     "Scheduler.finish_requests": "the same, for aborted requests",
     "Scheduler.reset_prefix_cache": "the same, for a reset",
     "Scheduler._preempt_request": "event `preempt`",
     "Scheduler._free_request": "event `finish`",
-    "KVCacheManager.allocate_slots": "remembers whose blocks the pool is handling",
+    "KVCacheManager.allocate_slots": "remembers whose blocks the pool is handling; the `allocate` "
+    "time",
     "KVCacheManager.free": "the same",
-    "KVCacheManager.get_computed_blocks": "of several groups: asks each for its own hit",
+    "KVCacheManager.get_computed_blocks": "the `lookup` time; of several groups: asks each for its "
+    "own hit",
     "KVCacheManager.record_prefix_cache_stats": "queried and hit tokens, kept for the admission",
     "BlockPool.get_new_blocks": "event `alloc`",
     "BlockPool._maybe_evict_cached_block": "event `evict`",
@@ -58,6 +62,22 @@ RECORDED: dict[str, str] = {
     "KVConnector.finish_forward": "end of the `forward` time",
     "ActiveKVConnector.pre_forward": "the same, where there is a KV connector",
     "ActiveKVConnector.finish_forward": "the same",
+    "TensorCache.begin_step": "the `save` time: rows of new blocks are forgotten",
+    "TensorCache.save": "the `save` time",
+    "TensorCache.materialize": "the `restore` time",
+    "DeferredWrites.fetch": "the `copy` time: rows that are copied to the host at once",
+    "DeferredWrites.hold": "the same: rows that are kept on the device",
+    "DeferredWrites.start_of": "the same: copies of kept rows begin",
+    "DeferredWrites.land_ready": "the same: copies that have come",
+    "DeferredWrites.land": "the same: copies that are waited for",
+    "DeferredWrites.land_all": "the same",
+    "OmniPrefixCacheManager.new_step_starts": "the `save` time: commits what has come, notes hits",
+    "OmniPrefixCacheManager.save_outputs": "the `save` time",
+    "OmniPrefixCacheManager.materialize": "the `restore` time",
+    "OmniPrefixCacheController.stage_step_host": "the `copy` time: the step's rows to the host",
+    "OmniPrefixCacheController.join_host_ready": "the same: waits for the copies of a step before",
+    "OmniPrefixCacheController.join": "the same",
+    "OmniPrefixCacheController.fetch_host": "the same: rows that are read before they have come",
 }
 """What the wrapper of each hook point does, the same in every class of that name. A key too few or
 too many stops the generator."""
@@ -127,7 +147,7 @@ def hook_table() -> str:
     ]
     if different := {point for _, point in points} ^ RECORDED.keys():
         raise SystemExit(f"RECORDED in {Path(__file__).name} and HOOKS differ: {sorted(different)}")
-    lines = ["| module of vLLM | method | what the probe does there |", "|---|---|---|"]
+    lines = ["| module | method | what the probe does there |", "|---|---|---|"]
     last = None
     for module, point in points:
         shown = "" if module == last else f"`{module}`"

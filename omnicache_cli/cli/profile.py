@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omnicache_cli.cli.commands import COMMAND_TO_RUN
+from omnicache_cli.cli.profile_compare import DEFAULT_PAIRS, compare_from_options
 from omnicache_cli.cli.trace import OF_A_MODEL, check_surroundings, say_untraced, trace
 from omnicache_cli.errors import (
     EXIT_DONE,
@@ -84,6 +85,19 @@ def profile(
         Path | None,
         typer.Option(metavar="FILE", help="Write the report here instead of stdout."),
     ] = None,
+    compare_cache: Annotated[
+        bool,
+        typer.Option(
+            "--compare-cache", help="The same workload with the prefix cache and without."
+        ),
+    ] = False,
+    pairs: Annotated[
+        int, typer.Option(metavar="N", help="Runs with and without, of --compare-cache.")
+    ] = DEFAULT_PAIRS,
+    stage: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of --compare-cache: a stage of an omni model."),
+    ] = None,
     **given: Any,
 ) -> None:
     """Sample the processes of a vLLM engine with py-spy, and say where its time goes.
@@ -91,11 +105,19 @@ def profile(
     With MODEL, or a command behind --, a run is recorded as by omnicache trace, with its options,
     and the engine is sampled while it steps; with --pid an engine that runs already. The engine
     core and the workers are found by themselves. Needs the extra omnicache-cli[profile].
+    --compare-cache samples nothing: it says whether the prefix cache pays off on this workload.
 
     Example: omnicache profile tiny --block-size 32 --prompt "$(cat README.md)" --rounds 20 -o run
 
     Example: omnicache profile --pid 4711 --duration 10
+
+    Example: omnicache profile tiny --compare-cache --prompts prompts.jsonl --rounds 2
     """
+    if compare_cache:
+        compare_from_options(context)
+        return
+    if stage is not None or pairs != DEFAULT_PAIRS:
+        raise UsageError("--pairs and --stage are of --compare-cache; give it, or leave them out")
     from omnicache_cli.cli.profile_run import Plan, profile_process
     from omnicache_cli.profile.pyspy import check_permission, find_py_spy, py_spy_version
     from omnicache_cli.profile.roles import parse_roles

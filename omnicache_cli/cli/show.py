@@ -43,6 +43,9 @@ def show(
     evictions: Annotated[
         bool, typer.Option("--evictions", help="Every eviction, and whether it was regretted.")
     ] = False,
+    phases: Annotated[
+        bool, typer.Option("--phases", help="Where the time of the steps goes; the slowest steps.")
+    ] = False,
     engine: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this engine: its id, number or stage.")
     ] = None,
@@ -54,10 +57,11 @@ def show(
     """Show a recorded run: its steps, requests and blocks.
 
     Without an option the steps are listed, one a line; with a second run, what the two have
-    different. Of the options up to --evictions only one can be given, and none with two runs.
+    different. Of the options up to --phases only one can be given, and none with two runs.
 
     Example: omnicache show run --step 4
     """
+    from omnicache_cli.profile.phase_report import show_phases
     from omnicache_cli.trace.run import Run, missing_parts
     from omnicache_cli.trace.views import show_two, show_view
 
@@ -71,6 +75,7 @@ def show(
         "--blocks": blocks,
         "--block": block is not None,
         "--evictions": evictions,
+        "--phases": phases,
     }
     asked = [name for name, is_asked in modes.items() if is_asked]
     if len(asked) > 1:
@@ -81,6 +86,8 @@ def show(
     shown = [Run(one) for one in (run, other) if one is not None]
     if other is not None:
         view = show_two(shown[0], shown[1], engine)
+    elif phases:
+        view = show_phases(shown[0], engine)
     else:
         view = show_view(
             shown[0],

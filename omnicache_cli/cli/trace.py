@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from omnicache_cli.engine.environment import Recording
+    from omnicache_cli.engine.options import EngineOptions
     from omnicache_cli.trace.summary import Summary
 
 ENGINE_PARAMETERS = (
@@ -215,21 +216,10 @@ def _trace_model(
     context: typer.Context, folder: Path, around: "AbstractContextManager[None] | None"
 ) -> int:
     """Send the workload to an engine of our own; the number of records that were lost."""
-    from omnicache_cli.engine.options import EngineOptions, check_model
     from omnicache_cli.engine.tracing import trace_workload
 
     given = context.params
-    if given["model"] is None:
-        raise UsageError(
-            f"nothing to {context.info_name}; name a model folder, or a command behind --: "
-            f"omnicache {context.info_name} -o RUN -- python serve.py"
-        )
-    sent = read_workload(given["prompt"] or [], given["prompts"])
-    args = engine_args(given, ENGINE_PARAMETERS)
-    options = EngineOptions(check_model(given["model"]), args, given["engine_process"])
-    workload = Workload(
-        sent, given["rounds"], given["concurrency"], given["max_tokens"], given["ignore_eos"]
-    )
+    options, workload = model_and_workload(given, context.info_name)
     progress = request_progress(workload.num_requests, quiet=given["quiet"])
     with termination_as_interrupt(), progress as advance:
         traced = trace_workload(
@@ -245,6 +235,26 @@ def _trace_model(
         for line in traced.notes:
             note(line)
     return traced.dropped_records
+
+
+def model_and_workload(
+    given: Mapping[str, Any], command: str | None
+) -> "tuple[EngineOptions, Workload]":
+    """What a command line says of an engine of our own. UsageError: no model, or no prompt."""
+    from omnicache_cli.engine.options import EngineOptions, check_model
+
+    if given["model"] is None:
+        raise UsageError(
+            f"nothing to {command}; name a model folder, or a command behind --: "
+            f"omnicache {command} -o RUN -- python serve.py"
+        )
+    sent = read_workload(given["prompt"] or [], given["prompts"])
+    args = engine_args(given, ENGINE_PARAMETERS)
+    options = EngineOptions(check_model(given["model"]), args, given["engine_process"])
+    workload = Workload(
+        sent, given["rounds"], given["concurrency"], given["max_tokens"], given["ignore_eos"]
+    )
+    return options, workload
 
 
 def _trace_command(context: typer.Context, command: list[str], folder: Path) -> int:

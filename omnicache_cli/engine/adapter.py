@@ -9,6 +9,9 @@ from typing import Any
 
 from omnicache_cli.trace.records import CacheGroup, EngineSource, MultiModalSpan, RequestRecord
 
+HASH_ATTRIBUTE = "_omnicache_hash_ns"
+"""Set on a Request that was traced while vLLM made it: how long its prompt was hashed."""
+
 HASH_BYTES = 8
 """Trailing bytes of a block hash that are kept: those vLLM's KV events show as an integer."""
 
@@ -175,6 +178,7 @@ def request_record(
         skip_reading_prefix_cache=bool(request.skip_reading_prefix_cache),
         priority=int(request.priority),
         token_ids=list(request.prompt_token_ids or ()) if with_token_ids else None,
+        hash_ns=getattr(request, HASH_ATTRIBUTE, None),
     )
 
 

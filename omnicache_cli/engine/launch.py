@@ -143,6 +143,11 @@ class Engine:
         return self._engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
 
     @property
+    def caches_prefixes(self) -> bool:
+        """vLLM turns prefix caching off for some models and devices, whatever was asked."""
+        return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
+
+    @property
     def model_config(self) -> Any:
         """vLLM's ModelConfig."""
         return self._engine.model_config

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from omnicache_cli.profile.hottest import Hottest, hottest
+from omnicache_cli.profile.phase_report import phase_data as steps_data
+from omnicache_cli.profile.phase_report import phase_sections
+from omnicache_cli.profile.phases import measure
 from omnicache_cli.profile.recording import MAIN_THREAD
 from omnicache_cli.profile.results import Profile
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import Summary, summarize
-from omnicache_cli.trace.views.totals import phase_data, phase_table
+from omnicache_cli.trace.views.totals import phase_data
 
 SHOWN = 10
 """Functions of a role that text shows; JSON has IN_JSON."""
@@ -30,15 +33,18 @@ def profile_report(folder: Path, profile: Profile, run: Run | None) -> Report:
     if sum(one.process.samples for one in profile.processes) < FEW:
         sections.append(Lines("", [FEW_SAMPLES]))
     sections += [_hottest_table(role, found, profile) for role, found in by_role.items()]
-    if summary is not None:
-        sections.append(phase_table(summary))
+    again = None if run is None else Run(run.folder)  # a run is read once from front to back
+    phases = None if again is None else measure(again)
+    if again is not None and phases is not None:
+        sections += phase_sections(again, phases)
     sections.append(_files(folder, profile))
     if profile.failures:
         sections.append(Lines("Not sampled", profile.failures))
     return Report(
         "profile",
         f"Profile of {folder.name or folder}",
-        _data(folder, profile, by_role, summary),
+        _data(folder, profile, by_role, summary)
+        | ({} if again is None or phases is None else steps_data(again, phases)),
         tuple(sections),
         run.vllm_version if run is not None else None,
     )

@@ -279,7 +279,7 @@ class TensorCache:
             request_ids = frozenset(step.requests)
             self._deferred.hold(key, store, self._last_write, step.places, rows, request_ids)
         else:
-            store.put(index, rows.cpu())
+            store.put(index, self._deferred.fetch(rows))
 
     def _span_of(self, request: RequestRows) -> Span:
         """Where the rows of `materialize` are; `begin_step` saw that the slot mapping agrees."""

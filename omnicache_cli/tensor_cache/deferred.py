@@ -53,6 +53,10 @@ class DeferredWrites:
     def keeps(self, rows: Tensor) -> bool:
         return self._copies.keeps(rows)
 
+    def fetch(self, rows: Tensor) -> Tensor:
+        """Rows that are not kept: on the CPU, at once. Waits for the copy, where one is needed."""
+        return rows.cpu()
+
     def hold(
         self,
         key: str,

@@ -154,6 +154,7 @@ class RequestRecord(Record, frozen=True, tag="request"):
     skip_reading_prefix_cache: bool = False
     priority: int = 0
     token_ids: list[int] | None = None
+    hash_ns: Nanoseconds | None = None  # hashing its prompt, before it reached the scheduler
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="event"):
@@ -298,6 +299,10 @@ class SchedulerStep(Record, frozen=True, tag="schedule"):
     num_common_prefix_blocks: list[int] = []  # per group; empty: all 0
     scheduled_encoder_inputs: list[tuple[int, list[int]]] = []  # request, indices of its items
     spec_tokens: list[tuple[int, int]] = []  # request, draft tokens among the scheduled
+    lookup_ns: Nanoseconds | None = None  # of schedule_ns: get_computed_blocks; 0: not called
+    allocate_ns: Nanoseconds | None = None  # of schedule_ns: allocate_slots; 0: not called
+    output_start_ns: Nanoseconds | None = None  # instant; of update_from_output for this step
+    output_ns: Nanoseconds | None = None  # update_from_output; None: it did not come, or unknown
 
 
 class AfterStep(Record, frozen=True, tag="after"):
@@ -360,6 +365,12 @@ class ForwardStep(Record, frozen=True, tag="forward"):
     num_ubatches: int = 0  # DBO microbatches; the groups are then not recorded
     shared_buffers: list[tuple[str, Rows, Rows]] = []  # what two groups share, and which
     restated: bool = False  # whole, and of this step alone: what a further rank saw differs
+    sample_start_ns: Nanoseconds | None = None  # instant; of sample_tokens
+    save_ns: Nanoseconds | None = None  # tensor cache: storing rows; None: it stored none
+    restore_ns: Nanoseconds | None = None  # tensor cache: giving rows back; None: it gave none
+    copy_ns: Nanoseconds | None = None  # tensor cache: copies to the host, in no other phase of it
+    prepare_tensor_ns: Nanoseconds | None = None  # of prepare_ns: in the tensor cache
+    sample_tensor_ns: Nanoseconds | None = None  # of sample_ns: in the tensor cache
 
 
 class RankStep(Record, frozen=True, tag="rank"):
@@ -376,6 +387,12 @@ class RankStep(Record, frozen=True, tag="rank"):
     forward_ns: Nanoseconds
     sample_ns: Nanoseconds | None
     digest: str  # see trace/digest.py; equals that of the first rank's ForwardStep
+    sample_start_ns: Nanoseconds | None = None  # this and what follows as in ForwardStep
+    save_ns: Nanoseconds | None = None
+    restore_ns: Nanoseconds | None = None
+    copy_ns: Nanoseconds | None = None
+    prepare_tensor_ns: Nanoseconds | None = None
+    sample_tensor_ns: Nanoseconds | None = None
 
 
 class Gap(Record, frozen=True, tag="gap"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from omnicache_cli.errors import BadTraceError
 from omnicache_cli.trace.invariants import InvariantChecker, Violation
+from omnicache_cli.trace.phases import PHASES, step_times
 from omnicache_cli.trace.records import (
     MISSING_HOOK,
     Admission,
@@ -17,16 +18,13 @@ from omnicache_cli.trace.records import (
     CacheReset,
     Evicted,
     Finished,
-    ForwardStep,
     MultiModalSpan,
     Preempted,
-    RankStep,
     RequestRecord,
 )
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Request, Step
 
-PHASES = ("schedule", "prepare", "forward", "sample")
 TEXT = "text"
 """Modality of tokens outside every multimodal span."""
 
@@ -278,15 +276,9 @@ def _add_step(summary: Summary, step: Step) -> None:
     for admission in step.record.admitted:
         _add_admission(summary, admission, requests.get(admission.request))
     _add_events(summary, step.before + step.record.events + step.after)
-    summary.phases["schedule"].add(step.record.schedule_ns)
-    views: list[ForwardStep | RankStep] = [view.record for view in step.forwards]
-    views += [view.record for view in step.ranks]
-    if views:
-        summary.phases["prepare"].add(max(one.prepare_ns for one in views))
-        summary.phases["forward"].add(max(one.forward_ns for one in views))
-    sampled = [one.sample_ns for one in views if one.sample_ns is not None]
-    if sampled:
-        summary.phases["sample"].add(max(sampled))
+    for phase, duration in step_times(step).items():
+        if duration is not None:
+            summary.phases[phase].add(duration)
 
 
 def _add_stage(summary: Summary, step: Step) -> None:

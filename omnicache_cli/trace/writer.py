@@ -1,13 +1,14 @@
 """Writes one rank file. Whole lines or nothing, and never an exception to the caller.
 
-A record is one `write` call on an append-only file, so a killed process keeps every record that
-was written. What cannot be written is counted; the next record that can be is preceded by a
-`Gap`, and `generation` has moved on so that sources know to restate their state in full.
+Records go out in `write` calls on an append-only file, so a killed process keeps every record that
+was written. A record that is not whole yet is held, and what comes after it too, until it is
+settled: order is kept, and no line is ever written twice. What cannot be written is counted; the
+next record that can be is preceded by a `Gap`, and `generation` has moved on so that sources know
+to restate their state in full.
 """
 
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,9 @@ FILE_MODE = 0o600
 CHECK_EVERY = 16
 """Records between two looks whether the file still has a name."""
 
+MAX_HELD = 256
+"""Records that may wait behind one that is not whole; with more, all are written as they are."""
+
 
 class RankFileWriter:
     """Owns one open rank file of this process."""
@@ -29,6 +33,7 @@ class RankFileWriter:
         self._encoder = msgspec.json.Encoder()
         self._buffer = bytearray()
         self._held: list[AnyRecord] = []
+        self._open: list[AnyRecord] = []  # those of the held that are not whole, in their order
         self._lock = threading.Lock()
         self._size = 0
         self._gap = 0
@@ -43,46 +48,68 @@ class RankFileWriter:
             raise
 
     def hold(self, record: AnyRecord) -> None:
-        """Keep one record until the next `write` or `flush`, which then is one call for both."""
+        """Keep a record that is not whole yet, until it is settled and `write` or `flush` comes."""
         with self._lock:
-            if self._fd < 0:
-                return
-            self._held.append(record)
+            if self._fd >= 0:
+                self._held.append(record)
+                self._open.append(record)
+
+    def settle(self, record: AnyRecord) -> None:
+        """A held record is whole now; what was held before it becomes no more so."""
+        with self._lock:
+            for index, one in enumerate(self._open):
+                if one is record:
+                    del self._open[: index + 1]
+                    return
 
     def flush(self) -> None:
-        """Write what is held."""
-        if self._held:
-            self._write_all(())
+        """Write what waits for nothing."""
+        with self._lock:
+            self._write_held()
 
     def write(self, record: AnyRecord) -> None:
-        """Append one record, and before it those that are held, or count them as dropped."""
-        self._write_all((record,))
-
-    def _write_all(self, records: Sequence[AnyRecord]) -> None:
+        """Append one record, behind those that are held, or count it as dropped."""
         with self._lock:
-            if self._fd < 0:
-                return
-            records = (*self._held, *records)
-            self._held.clear()
-            try:
-                if self.num_records % CHECK_EVERY == 0 and os.fstat(self._fd).st_nlink == 0:
-                    self.num_dropped += self.num_records  # all that was written is gone with it
-                    self.num_records = 0
-                    raise FileNotFoundError("the rank file was removed")
-                if self._gap:
-                    self._append(Gap(self._gap))
-                    self._gap = 0
-                self._append(*records)
-                self.num_records += len(records)
-            except Exception:  # no room, or a value that JSON cannot hold
-                self._gap += len(records)
-                self.num_dropped += len(records)
-                self.generation += 1
+            if self._fd >= 0:
+                self._held.append(record)
+                self._write_held()
+
+    def _write_held(self) -> None:
+        """Those before the first that is not whole, in one call."""
+        if self._open and len(self._held) > MAX_HELD:
+            self._open.clear()
+        records = self._held
+        if self._open:
+            first = next(index for index, one in enumerate(records) if one is self._open[0])
+            records, self._held = records[:first], records[first:]
+        else:
+            self._held = []
+        if self._fd < 0 or not records:
+            return
+        try:
+            if self.num_records % CHECK_EVERY == 0 and os.fstat(self._fd).st_nlink == 0:
+                self.num_dropped += self.num_records  # all that was written is gone with it
+                self.num_records = 0
+                raise FileNotFoundError("the rank file was removed")
+            if self._gap:
+                self._append(Gap(self._gap))
+                self._gap = 0
+            self._append(*records)
+            self.num_records += len(records)
+        except Exception:  # no room, or a value that JSON cannot hold
+            lost = len(records) + len(self._held)  # what waits behind them builds upon them
+            self._held = []
+            self._open.clear()
+            self._gap += lost
+            self.num_dropped += lost
+            self.generation += 1
 
     def close(self, end: End) -> None:
-        """Append the last record and close. Harmless when called again."""
-        self.write(end)
+        """Append what is held and the last record, and close. Harmless when called again."""
         with self._lock:
+            self._open.clear()
+            self._held.append(end)
+            self._write_held()
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1

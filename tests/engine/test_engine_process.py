@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from omnicache_cli.trace.phases import step_ns
 from omnicache_cli.trace.run import Run
 
 PROMPT = "The cache remembers what the prompt has said before. "
@@ -35,7 +36,12 @@ def test_children_are_traced_joined_and_gone_at_the_end(
     assert result["unfinished_files"] == []
 
     traced = Run(run)
-    assert all(len(step.forwards) == 1 for step in traced.steps())
+    for step in traced.steps():
+        assert len(step.forwards) == 1
+        whole = step_ns(step.record)
+        assert whole is not None
+        assert step.record.schedule_ns < whole
+        assert all((request.record.hash_ns or 0) > 0 for request in step.arrived)
     pids = {file.header.pid for file in traced.files}
     assert len(pids) == 2  # the engine core and the worker; the launching process has neither
     for pid in pids:

@@ -23,7 +23,8 @@ MAY_IMPORT = {
     },
     # trace: records, writer and cheap invariants, for the probe. verify: the rows that it captures.
     # simulate: the requests that a pool is sent, and what it answers.
-    "engine": {"trace", "verify", "tensor_cache", "simulate"},
+    # profile: the runs that are compared.
+    "engine": {"trace", "verify", "tensor_cache", "simulate", "profile"},
     "trace": ANALYSIS,
     "verify": ANALYSIS | {"trace"},  # its prompts
     "prefix": ANALYSIS | {"trace"},  # records and reader

@@ -26,7 +26,8 @@ class Failing:
 
     def __init__(self, recorder: recording.Recorder) -> None:
         self.recorder = recorder
-        self.busy = self.forwarding = self.sampling = False
+        self.busy = self.forwarding = self.sampling = self.updating = False
+        self.allocate_ns = 0
 
     def __getattr__(self, name: str) -> Any:
         raise ZeroDivisionError(name)

@@ -397,7 +397,7 @@ def test_a_command_is_sampled_from_its_first_step_on(tmp_path: Path) -> None:
     assert "step" in found
     assert "before_the_first_step" not in found
     assert sum(1 for _ in Run(run).steps()) == 1
-    assert any(line.startswith("Phase times") for line in ran.err.splitlines())
+    assert any(line.startswith("Phases of ") for line in ran.err.splitlines())
 
 
 def test_a_command_without_an_engine_is_an_error(tmp_path: Path) -> None:

@@ -141,9 +141,15 @@ def test_the_steps_as_json(show: Show, rounds: Path) -> None:
         "num_finished": 0,
         "num_free_blocks": 37,
         "schedule_ns": 100_000,
+        "lookup_ns": None,
+        "allocate_ns": None,
+        "output_ns": None,
         "prepare_ns": 500_000,
         "forward_ns": 2_000_000,
         "sample_ns": 300_000,
+        "save_ns": None,
+        "restore_ns": None,
+        "copy_ns": None,
     }
 
 

@@ -40,7 +40,7 @@ class StageSession(EngineSession):
         trust = bool(engine.args.get("trust_remote_code"))
         pipeline = pipeline_of(engine.model, trust_remote_code=trust)
         self._stage = stage_named(stages_of(pipeline), stage)
-        self._args_class = _args_class()
+        self._args_class = omni_args_class()
         args = {**stage_args(pipeline, self._stage), **DEFAULTS, **engine.args}
         options = EngineOptions(engine.model, args)
         check_engine_args(options, self._args_class)
@@ -179,7 +179,8 @@ def runner_name(runner: Any) -> str:
     return (names or [type(runner)])[0].__name__
 
 
-def _args_class() -> Any:
+def omni_args_class() -> Any:
+    """OmniEngineArgs, vLLM-Omni's fields beside vLLM's."""
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
     return OmniEngineArgs

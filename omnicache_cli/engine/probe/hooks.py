@@ -8,7 +8,13 @@ import functools
 import multiprocessing
 from typing import Any
 
-from omnicache_cli.engine.probe import hooks_pool, hooks_scheduler, hooks_v1, hooks_v2
+from omnicache_cli.engine.probe import (
+    hooks_pool,
+    hooks_scheduler,
+    hooks_tensors,
+    hooks_v1,
+    hooks_v2,
+)
 from omnicache_cli.engine.probe import recorder as recording
 from omnicache_cli.engine.probe.wrapping import Hooks, Method, guarded
 
@@ -34,5 +40,6 @@ HOOKS: Hooks = {
     "vllm.v1.worker.worker_base": {"WorkerWrapperBase": {"shutdown": last_of_process}},
     **hooks_v1.HOOKS,
     **hooks_v2.HOOKS,
+    **hooks_tensors.HOOKS,
 }
 """vLLM module -> class -> method -> wrapper: every place where the probe touches vLLM."""

@@ -4,6 +4,7 @@ import functools
 import time
 from typing import Any
 
+from omnicache_cli.engine.adapter import HASH_ATTRIBUTE
 from omnicache_cli.engine.probe import recorder as recording
 from omnicache_cli.engine.probe.scheduler import SchedulerProbe
 from omnicache_cli.engine.probe.wrapping import (
@@ -42,6 +43,7 @@ def schedule(original: Method) -> Method:
         if probe is None or probe.busy:
             return original(self, *args, **kwargs)
         probe.busy = True
+        probe.lookup_ns = probe.allocate_ns = 0
         started = time.perf_counter_ns()
         try:
             output = original(self, *args, **kwargs)
@@ -53,6 +55,26 @@ def schedule(original: Method) -> Method:
         return output
 
     return schedule
+
+
+def update_from_output(original: Method) -> Method:
+    @functools.wraps(original)
+    def update_from_output(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe: SchedulerProbe | None = probe_of(self)
+        if probe is None or probe.busy or probe.updating:
+            return original(self, *args, **kwargs)
+        probe.updating = True
+        started = time.perf_counter_ns()
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            probe.updating = False
+        ended = time.perf_counter_ns()
+        with guarded(probe.recorder, "Scheduler.update_from_output"):
+            probe.output(given(args, kwargs, 0, "scheduler_output"), started, ended)
+        return result
+
+    return update_from_output
 
 
 def flush_after(original: Method) -> Method:
@@ -119,10 +141,36 @@ def free_request(original: Method) -> Method:
     return _free_request
 
 
+def request_init(original: Method) -> Method:
+    """Times the hashing of a prompt. vLLM hashes it in here, before the scheduler sees it."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        hasher = kwargs.get("block_hasher")
+        if hasher is None or recording.current() is None:
+            original(self, *args, **kwargs)
+            return
+        spent = 0
+
+        def timed(request: Any) -> Any:
+            nonlocal spent
+            started = time.perf_counter_ns()
+            hashes = hasher(request)
+            spent += time.perf_counter_ns() - started
+            return hashes
+
+        original(self, *args, **{**kwargs, "block_hasher": timed})
+        if self.__dict__.get("_block_hasher") is timed:  # of output tokens it is called every step
+            self._block_hasher = hasher
+        setattr(self, HASH_ATTRIBUTE, spent)
+
+    return __init__
+
+
 SCHEDULER_METHODS: dict[str, Wrap] = {
     "schedule": schedule,
     "add_request": add_request,
-    "update_from_output": flush_after,
+    "update_from_output": update_from_output,
     "finish_requests": flush_after,
     "reset_prefix_cache": flush_after,
     "_preempt_request": preempt_request,
@@ -132,4 +180,5 @@ HOOKS: Hooks = {
     "vllm.v1.core.sched.scheduler": {
         "Scheduler": {"__init__": scheduler_init, **SCHEDULER_METHODS},
     },
+    "vllm.v1.request": {"Request": {"__init__": request_init}},
 }

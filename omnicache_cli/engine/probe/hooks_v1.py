@@ -6,7 +6,7 @@ from typing import Any
 
 from omnicache_cli.engine.probe import recorder as recording
 from omnicache_cli.engine.probe.live import read_batch
-from omnicache_cli.engine.probe.runner import RunnerProbe
+from omnicache_cli.engine.probe.runner import RunnerProbe, running
 from omnicache_cli.engine.probe.wrapping import (
     PROBE_ATTRIBUTE,
     Hooks,
@@ -42,10 +42,12 @@ def execute_model(original: Method) -> Method:
         with guarded(probe.recorder, "GPUModelRunner.execute_model"):
             probe.begin(given(args, kwargs, 0, "scheduler_output"), time.perf_counter_ns())
         probe.busy = True
+        running.probe = probe
         try:
             result = original(self, *args, **kwargs)
         finally:
             probe.busy = False
+            running.probe = None
         with guarded(probe.recorder, "GPUModelRunner.execute_model"):
             probe.execute_done(sampled_later=result is None)
         return result
@@ -86,15 +88,19 @@ def sample_tokens(original: Method) -> Method:
         probe: RunnerProbe | None = probe_of(self)
         if probe is None or probe.busy:
             return original(self, *args, **kwargs)
+        with guarded(probe.recorder, "GPUModelRunner.sample_tokens"):
+            probe.sample_begins()
         probe.busy = True
+        running.probe = probe
         started = time.perf_counter_ns()
         try:
             result = original(self, *args, **kwargs)
         finally:
             probe.busy = False
+            running.probe = None
         ended = time.perf_counter_ns()
         with guarded(probe.recorder, "GPUModelRunner.sample_tokens"):
-            probe.sample_done(ended - started)
+            probe.sample_done(started, ended)
         return result
 
     return sample_tokens

@@ -147,7 +147,7 @@ def sample_tokens(original: Method) -> Method:
             probe.sampling = False
         ended = time.perf_counter_ns()
         with guarded(probe.recorder, "GPUModelRunner.sample_tokens"):
-            probe.sample_done(ended - started)
+            probe.sample_done(started, ended)
         return result
 
     return sample_tokens

@@ -87,11 +87,16 @@ class Recorder:
         self._writer.write(record)
 
     def hold(self, record: AnyRecord) -> None:
-        """As `write`, together with the next record or `flush`."""
+        """As `write`, of a record that is not whole before `settle`."""
         if self._writer is None:
             self.write(record)
         elif not self.closed:
             self._writer.hold(record)
+
+    def settle(self, record: AnyRecord) -> None:
+        """A held record is whole: it goes with the next record or `flush`."""
+        if self._writer is not None:
+            self._writer.settle(record)
 
     def flush(self) -> None:
         if self._writer is not None:

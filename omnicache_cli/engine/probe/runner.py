@@ -6,6 +6,7 @@ How a batch is read, this module does not know: see `live` for GPUModelRunner (t
 one) and `live_v2` for Model Runner V2.
 """
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,22 @@ from omnicache_cli.engine.probe.live import (
 from omnicache_cli.engine.probe.recorder import Recorder
 from omnicache_cli.engine.probe.scheduler import STEP_ATTRIBUTE
 from omnicache_cli.trace.records import ForwardStep, RankStep
+
+_OF_EVERY_RANK = (
+    *("source", "step", "start_ns", "prepare_ns", "forward_ns", "sample_ns", "sample_start_ns"),
+    *("save_ns", "restore_ns", "copy_ns", "prepare_tensor_ns", "sample_tensor_ns"),
+)
+"""Fields of ForwardStep that RankStep has too."""
+
+
+class Running(threading.local):
+    """The runner that is inside `execute_model` or `sample_tokens`, on this thread."""
+
+    probe: "RunnerProbe | None" = None
+    inner_ns: int = 0  # in calls of a tensor cache inside the one that runs
+
+
+running = Running()
 
 
 class RunnerProbe:
@@ -49,12 +66,16 @@ class RunnerProbe:
         self._first_rank: DigestReader | None = None  # of the others
         self._seen: tuple[str, list[str], list[LiveGroup]] | None = None  # digest and batch
         self._pending: dict[str, Any] | None = None  # fields of the record of this step
+        self._tensor: dict[str, int] = {}  # its times in a tensor cache, by field
+        self._tensor_ns = 0  # of it: since execute_model or sample_tokens began
         self._generation = recorder.generation
         recorder.on_close.append(self._close)
 
     def begin(self, scheduler_output: Any, now: int) -> None:
         """execute_model starts."""
         self._write_pending()
+        self._tensor = {}
+        self._tensor_ns = 0
         self.mark = getattr(scheduler_output, STEP_ATTRIBUTE, None)
         self.started = now
         for request_id in scheduler_output.finished_req_ids:
@@ -66,6 +87,8 @@ class RunnerProbe:
             self._declare(batch.metadata)
             if self._generation != self.recorder.generation:
                 return  # the declaration was lost: without it nobody could read this step
+        if self._tensor_ns:
+            self._tensor["prepare_tensor_ns"] = self._tensor_ns
         request_ids, live = batch.request_ids, batch.groups
         step = self.mark[1] if self.mark else -1
         self._copies.start(live)
@@ -99,11 +122,23 @@ class RunnerProbe:
         if not sampled_later and not self._must_wait():
             self._write_pending()
 
-    def sample_done(self, duration_ns: int) -> None:
+    def sample_begins(self) -> None:
+        self._tensor_ns = 0
+
+    def sample_done(self, started: int, ended: int) -> None:
         if self._pending is not None:
-            self._pending["sample_ns"] = duration_ns
+            self._pending["sample_start_ns"] = self.recorder.since_start(started)
+            self._pending["sample_ns"] = ended - started
+            if self._tensor_ns:
+                self._tensor["sample_tensor_ns"] = self._tensor_ns
             if not self._must_wait():
                 self._write_pending()
+
+    def add_tensor_time(self, phase: str, duration_ns: int) -> None:
+        """A call of a tensor cache has ended, which is none of another one's."""
+        name = f"{phase}_ns"
+        self._tensor[name] = self._tensor.get(name, 0) + duration_ns
+        self._tensor_ns += duration_ns
 
     def _must_wait(self) -> bool:
         """The record is kept until the next step: for copies, or for the first rank's digest."""
@@ -119,12 +154,12 @@ class RunnerProbe:
         encoder = self._encoder
         if pending is None:
             return
+        pending |= self._tensor
         if self._first_rank is not None and seen is not None:
             digest, request_ids, live = seen
             expected = self._first_rank.digest_of(pending["step"])
             if expected in (None, digest):
-                names = ("source", "step", "start_ns", "prepare_ns", "forward_ns", "sample_ns")
-                times = {name: pending[name] for name in names}
+                times = {name: pending[name] for name in _OF_EVERY_RANK if name in pending}
                 self.recorder.write(RankStep(**times, digest=digest))
                 return
             encoder = BatchEncoder()

@@ -57,7 +57,7 @@ class RunnerV2Probe:
     def pool_done(self) -> None:
         self._steps.execute_done(sampled_later=False)
 
-    def sample_done(self, duration_ns: int) -> None:
+    def sample_done(self, started: int, ended: int) -> None:
         """Ranks before the last pipeline stage only receive here what the last one sampled."""
         if self._runner.is_last_pp_rank:
-            self._steps.sample_done(duration_ns)
+            self._steps.sample_done(started, ended)

@@ -6,6 +6,8 @@ Counts hits at admission only: a waiting request is looked up again in every ste
 import time
 from typing import Any
 
+from msgspec.structs import force_setattr
+
 from omnicache_cli.engine.adapter import engine_source, request_record, short_hash
 from omnicache_cli.engine.probe.hash_check import HashCheck
 from omnicache_cli.engine.probe.recorder import Recorder
@@ -33,6 +35,9 @@ from omnicache_cli.trace.records import (
 STEP_ATTRIBUTE = "omnicache_step"
 """Set on SchedulerOutput, (engine, step): it reaches the workers and joins the two sides."""
 
+MAX_OPEN = 64
+"""Steps in flight whose output may still come; vLLM has two, or one for each pipeline stage."""
+
 
 class SchedulerProbe:
     """State of one traced scheduler. Its methods are called by the wrappers in `hooks`."""
@@ -40,6 +45,9 @@ class SchedulerProbe:
     def __init__(self, recorder: Recorder, scheduler: Any) -> None:
         self.recorder = recorder
         self.busy = False  # inside a wrapped method: a subclass that calls super() counts once
+        self.updating = False  # inside update_from_output, likewise
+        self.lookup_ns = 0  # in get_computed_blocks, since schedule() began
+        self.allocate_ns = 0  # in allocate_slots, likewise
         self.request: Any = None  # the vLLM Request whose blocks are being handled
         self._scheduler = scheduler
         self._source = recorder.new_source()
@@ -60,6 +68,7 @@ class SchedulerProbe:
         self._next: list[int] = []
         self._generation = recorder.generation
         self._group_hits: dict[str, list[int]] = {}  # of this step's lookups
+        self._open: dict[int, SchedulerStep] = {}  # by number: their output has not come yet
         self._hash_check: HashCheck | None = None
         if recorder.settings.check_hashes and scheduler.kv_cache_manager.enable_caching:
             self._hash_check = HashCheck(scheduler)
@@ -224,12 +233,32 @@ class SchedulerProbe:
             spec_tokens=[
                 (numbers[one], len(ids)) for one, ids in output.scheduled_spec_decode_tokens.items()
             ],
+            lookup_ns=self.lookup_ns,
+            allocate_ns=self.allocate_ns,
         )
         self._batch = batch
         self._events = []
         self._lookups.clear()
         self._group_hits.clear()
-        self.recorder.hold(record)  # the worker's record follows, if it runs in this process
+        self.recorder.hold(record)  # until its output comes; a worker of this process writes behind
+        self._open[number] = record
+        if len(self._open) > MAX_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def output(self, output: Any, started: int, ended: int) -> None:
+        """vLLM took in the results of a step: its record is whole."""
+        mark = getattr(output, STEP_ATTRIBUTE, None)
+        step = -1 if mark is None else mark[1]
+        record = self._open.get(step)
+        if record is not None:
+            for name, value in (
+                ("output_start_ns", self.recorder.since_start(started)),
+                ("output_ns", ended - started),
+            ):
+                force_setattr(record, name, value)  # nobody has seen it yet
+            self.recorder.settle(record)
+            self._open = {number: one for number, one in self._open.items() if number > step}
+        self.flush()
 
     def flush(self) -> None:
         """Write events that no step will carry."""

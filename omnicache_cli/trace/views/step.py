@@ -4,6 +4,7 @@ from typing import Any
 
 from omnicache_cli.errors import BadInputError
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.trace.phases import ALWAYS_RECORDED, Times, scheduler_times, worker_times
 from omnicache_cli.trace.records import BatchDescriptor
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import ForwardView, GroupView, Request, ScheduledRequest, Step
@@ -74,7 +75,7 @@ def _scheduler_facts(step: Step) -> Facts:
         "num_common_prefix_blocks": runs_text(
             record.num_common_prefix_blocks or [0] * len(step.engine.groups)
         ),
-        "schedule": f"{milliseconds(record.schedule_ns)} ms",
+        **_phase_facts(scheduler_times(record)),
     }
     if step.gap:
         items["before this step"] = "records were lost"
@@ -133,13 +134,20 @@ def _forward_facts(step: Step, view: ForwardView) -> Facts:
         "rows": _rows_text(step, view),
         "batch_descriptor": _descriptor_text(record.batch_descriptor),
         "cudagraph_mode": record.cudagraph_mode,
-        "prepare": f"{milliseconds(record.prepare_ns)} ms",
-        "forward": f"{milliseconds(record.forward_ns)} ms",
-        "sample": None if record.sample_ns is None else f"{milliseconds(record.sample_ns)} ms",
+        **_phase_facts(worker_times(record)),
     }
     if record.num_ubatches:
         items["num_ubatches"] = f"{record.num_ubatches}; the groups were not recorded"
     return Facts(f"Forward pass of rank {view.worker.rank} on {view.worker.device}", items)
+
+
+def _phase_facts(times: Times) -> dict[str, Cell]:
+    """Phases that came later than the format are left out where they were not recorded."""
+    return {
+        phase: None if duration is None else f"{milliseconds(duration)} ms"
+        for phase, duration in times.items()
+        if duration is not None or phase in ALWAYS_RECORDED
+    }
 
 
 def _descriptor_text(one: BatchDescriptor | None) -> str | None:
@@ -199,7 +207,7 @@ def _data(step: Step) -> dict[str, Any]:
         "num_scheduled_tokens": step.num_scheduled_tokens,
         "num_common_prefix_blocks": record.num_common_prefix_blocks
         or [0] * len(step.engine.groups),
-        "schedule_ns": record.schedule_ns,
+        **{f"{phase}_ns": duration for phase, duration in scheduler_times(record).items()},
         "records_lost_before": step.gap,
         "requests": [_request_data(one) for one in step.scheduled],
         "forwards": [_forward_data(step, view) for view in step.forwards],
@@ -233,9 +241,7 @@ def _forward_data(step: Step, view: ForwardView) -> dict[str, Any]:
         "request_numbers": [
             None if one is None else one.number for one in _row_requests(step, view)
         ],
-        "prepare_ns": record.prepare_ns,
-        "forward_ns": record.forward_ns,
-        "sample_ns": record.sample_ns,
+        **{f"{phase}_ns": duration for phase, duration in worker_times(record).items()},
         "batch_descriptor": None
         if descriptor is None
         else {name: getattr(descriptor, name) for name in descriptor.__struct_fields__},

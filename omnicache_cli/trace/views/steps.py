@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.trace.phases import step_times
 from omnicache_cli.trace.records import (
     Allocated,
     AnyEvent,
@@ -18,7 +19,7 @@ from omnicache_cli.trace.records import (
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
 from omnicache_cli.trace.views.view import View, engine_title, steps_of
-from omnicache_cli.trace.views.words import counted, milliseconds, phase_ns
+from omnicache_cli.trace.views.words import counted, milliseconds
 
 TEXT_ROWS = 1000
 """Text shows this many steps and says how many more there are."""
@@ -96,7 +97,6 @@ def step_rows(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
     for step in steps:
         events = step.before + step.record.events + step.after
         prefill = num_prefill_tokens(step)
-        views = [view.record for view in step.forwards]
         first = [
             one.hit_tokens
             for one in step.record.admitted
@@ -116,10 +116,7 @@ def step_rows(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
             "resumed_hit_tokens": sum(again) if again else None,
             **count_events(events),
             "num_free_blocks": step.record.num_free_blocks,
-            "schedule_ns": step.record.schedule_ns,
-            "prepare_ns": phase_ns(one.prepare_ns for one in views),
-            "forward_ns": phase_ns(one.forward_ns for one in views),
-            "sample_ns": phase_ns(one.sample_ns for one in views),
+            **{f"{phase}_ns": duration for phase, duration in step_times(step).items()},
         }
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
+from omnicache_cli.trace.phases import ALWAYS_RECORDED
 from omnicache_cli.trace.records import MISSING_HOOK
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import PoolUsage, Summary, summarize
@@ -169,6 +170,7 @@ def phase_table(summary: Summary) -> Table:
             milliseconds(phase.longest_ns),
         )
         for name, phase in summary.phases.items()
+        if phase.count or name in ALWAYS_RECORDED
     ]
     return Table("Phase times", _PHASE_COLUMNS, rows)
 

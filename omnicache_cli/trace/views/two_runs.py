@@ -8,9 +8,10 @@ from typing import Any
 
 from omnicache_cli.report.model import Cell, Facts, Lines, Report, Section, Table
 from omnicache_cli.trace.parting import Parting, first_parting
+from omnicache_cli.trace.phases import ALWAYS_RECORDED, PHASES
 from omnicache_cli.trace.records import EngineSource
 from omnicache_cli.trace.run import Run
-from omnicache_cli.trace.summary import PHASES, Summary, summarize
+from omnicache_cli.trace.summary import Summary, summarize
 from omnicache_cli.trace.views.requests import RequestRow, request_rows, row_data
 from omnicache_cli.trace.views.totals import summary_data
 from omnicache_cli.trace.views.view import View, engine_choices, is_engine, steps_of
@@ -257,6 +258,7 @@ def _phases(one: Summary, other: Summary) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (name, *(milliseconds(side.phases[name].percentile(50)) for side in (one, other)))
         for name in PHASES
+        if name in ALWAYS_RECORDED or one.phases[name].count or other.phases[name].count
     ]
     return Table("Phase times, p50 in ms (never a difference above)", ("phase", "A", "B"), rows)
 

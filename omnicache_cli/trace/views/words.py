@@ -1,6 +1,6 @@
 """Trace data in words: vectors as runs, events as sentences, times in milliseconds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from omnicache_cli.trace.records import (
@@ -71,12 +71,6 @@ def counted(number: int, noun: str) -> str:
 def milliseconds(nanoseconds: int | None) -> float | None:
     """Three significant digits: what a phase time is good for."""
     return None if nanoseconds is None else float(f"{nanoseconds / 1e6:.3g}")
-
-
-def phase_ns(durations: Iterable[int | None]) -> int | None:
-    """Of several ranks the slowest: the step waits for it. None: no rank has this phase."""
-    known = [one for one in durations if one is not None]
-    return max(known, default=None)
 
 
 def who(request: int) -> str:
