@@ -50,6 +50,10 @@ COMMANDS: dict[str, CommandEntry] = {
         "omnicache_cli.cli.profile:profile",
         "Sample the processes of a vLLM engine with py-spy, and say where its time goes.",
     ),
+    "export": CommandEntry(
+        "omnicache_cli.cli.export:export",
+        "Write a recorded run in the form of another tool: a timeline, or tables.",
+    ),
     "monitor": CommandEntry(
         "omnicache_cli.cli.monitor:monitor",
         "Watch the cache of running vLLM servers: hit rates, evictions, pool and latencies.",

@@ -10,6 +10,8 @@ import select
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,14 +66,38 @@ def deliver(text: str, path: Path | None, *, quiet: bool = False) -> None:
     if path is None:
         _write_stdout(text)
         return
-    try:
-        _replace(_target(path), text)
-    except OSError as error:
-        raise RefusedOutputError(
-            f"cannot write {path}: {error.strerror or error}; name another file, or free some space"
-        ) from error
+    with replacing(path) as stream:
+        stream.write(text.encode("utf-8", errors="backslashreplace"))
     if not quiet:
         note(f"wrote {path}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that only its owner reads; it takes the place of `path` once the block has ended
+    well, and is gone otherwise: the old file stays whole until the new one is on the disk.
+
+    RefusedOutputError: it cannot be written.
+    """
+    target = _target(path)
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=".omnicache-", dir=target.parent)  # mode 0600
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise RefusedOutputError(
+                f"cannot write {path}: {error.strerror or error}; name another file, or free some "
+                "space"
+            ) from error
+        raise
 
 
 def _check_folder(folder: Path, path: Path) -> None:
@@ -133,18 +159,3 @@ def _in_encoding(text: str, encoding: str) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.translate(IN_ASCII)
     return text
-
-
-def _replace(target: Path, text: str) -> None:
-    """The old file stays whole until the new one is on the disk."""
-    handle, temporary = tempfile.mkstemp(prefix=".omnicache-", dir=target.parent)  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

@@ -63,6 +63,7 @@ class _Engine:
     )
     steps: deque[SchedulerStep] = field(default_factory=deque)  # those of the queue
     arrived: list[Request] = field(default_factory=list)  # since the last step
+    _instants: list[int] = field(default_factory=list)  # of the events that `_between` gave last
     _gap: bool = False  # records were lost since the last step
     _num_arrived: int = 0
 
@@ -87,6 +88,7 @@ class _Engine:
         step.before, step.arrived, step.gap = before, self.arrived, self._gap
         self.arrived, self._gap = [], False
         step.after = self._between()
+        step.after_ns = self._instants
         self.state.forget(record.events)
         self.state.forget(step.after)
         for view in sorted(self.forwards.pop(record.step, []), key=lambda view: view.worker.rank):
@@ -105,6 +107,7 @@ class _Engine:
     def _between(self) -> list[AnyEvent]:
         """Apply all that comes before the next step."""
         events: list[AnyEvent] = []
+        self._instants = []
         while self.queue and not isinstance(record := self.queue[0], SchedulerStep):
             self.queue.popleft()
             if isinstance(record, RequestRecord):
@@ -115,6 +118,7 @@ class _Engine:
             elif isinstance(record, AfterStep):
                 self.state.apply(record.events)
                 events += record.events
+                self._instants += [record.at_ns] * len(record.events)
             elif isinstance(record, EngineSource):  # told again after a lost record
                 self.state = SchedulerState(record)
                 self.state.lossy = True
@@ -144,6 +148,7 @@ class Run:
         self.after_last: list[AnyEvent] = []  # events that follow no step
         self.never_scheduled_on: dict[str, list[Request]] = {}  # by engine: after its last step
         self.files: list[RankFile] = []
+        self._declared_in: dict[str | int, RankFile] = {}  # engines by name, workers by identity
         for path in rank_files(folder):
             self.files.append(RankFile(path, read_header(path)))
         if not self.files:
@@ -162,6 +167,19 @@ class Run:
     def dropped(self) -> int:
         """Records that could not be written."""
         return sum(max(one.dropped, one.end.dropped if one.end else 0) for one in self.files)
+
+    def file_of(self, source: EngineSource | WorkerSource) -> RankFile:
+        """The file whose clock the records of this source go by; it has been read."""
+        return self._declared_in[source.engine if isinstance(source, EngineSource) else id(source)]
+
+    def declare(self, file: RankFile, source: EngineSource | WorkerSource) -> None:
+        """Keep a source that was met for the first time, and where."""
+        if isinstance(source, EngineSource):
+            self.engines[source.engine] = source
+            self._declared_in[source.engine] = file
+        else:
+            self.workers.append(source)
+            self._declared_in[id(source)] = file
 
     def records(self) -> Iterator[tuple[RankFile, AnyRecord]]:
         """All records, the file that lags first, so that no file runs far ahead."""
@@ -216,7 +234,7 @@ class _Merge:
                 return self._declare(file, record)
             case WorkerSource():
                 self._workers[id(file), record.source] = WorkerState(record)
-                self._run.workers.append(record)
+                self._run.declare(file, record)
             case ForwardStep() | RankStep():
                 return self._forward(file, record)
             case RequestRecord() | AfterStep() | SchedulerStep():
@@ -245,7 +263,7 @@ class _Merge:
             return engine
         engine = _Engine(SchedulerState(record), self._forwards[record.engine])
         self.engines[record.engine] = self._by_source[id(file), record.source] = engine
-        self._run.engines[record.engine] = record
+        self._run.declare(file, record)
         return engine
 
     def _forward(self, file: RankFile, record: ForwardStep | RankStep) -> _Engine | None:

@@ -151,12 +151,18 @@ class Step:
     ranks: list[RankView] = field(default_factory=list)  # further tensor-parallel ranks
     before: list[AnyEvent] = field(default_factory=list)  # only where events preceded step 0
     after: list[AnyEvent] = field(default_factory=list)  # until the next step
+    after_ns: list[int] = field(default_factory=list)  # when each of `after` was recorded
     arrived: list[Request] = field(default_factory=list)  # since the step before
     gap: bool = False  # records were lost before this step
 
     @property
     def number(self) -> int:
         return self.record.step
+
+    @property
+    def passes(self) -> list[ForwardView | RankView]:
+        """The forward passes of all ranks, those that recorded only a digest last."""
+        return [*self.forwards, *self.ranks]
 
     @property
     def scheduled(self) -> list[ScheduledRequest]:

@@ -19,7 +19,7 @@ ANALYSIS = {"tensor_cache", "report"}
 MAY_IMPORT = {
     "cli": {
         *("engine", "trace", "tensor_cache", "verify", "prefix", "kv_size", "simulate"),
-        *("profile", "monitor", "report"),
+        *("profile", "monitor", "export", "live", "report"),
     },
     # trace: records, writer and cheap invariants, for the probe. verify: the rows that it captures.
     # simulate: the requests that a pool is sent, and what it answers.
@@ -31,6 +31,8 @@ MAY_IMPORT = {
     "kv_size": ANALYSIS,
     "simulate": ANALYSIS | {"trace", "prefix"},  # runs as workloads, and the prompts file
     "profile": ANALYSIS | {"trace"},  # records and reader
+    "export": {"trace", "profile"},  # a run, and the samples beside it
+    "live": {"trace", "report"},
     "monitor": ANALYSIS | {"trace"},  # a run of the same server
     "tensor_cache": set(),
     "report": set(),

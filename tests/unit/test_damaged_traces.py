@@ -1,5 +1,6 @@
 """A damaged trace is one clear line, whatever was damaged: never a traceback, never a hang."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Any
 import pytest
 
 from omnicache_cli.errors import BadTraceError
+from omnicache_cli.export.perfetto import write_timeline
+from omnicache_cli.export.rows import TableRows
+from omnicache_cli.export.timeline import Timeline
 from omnicache_cli.trace.invariants import InvariantChecker
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import summarize
@@ -27,6 +31,8 @@ VIEWS: dict[str, Callable[[Run], object]] = {
     "evictions": lambda run: show_view(run, mode="--evictions"),
     "two runs": lambda run: show_two(run, Run(run.folder), None),
     "totals": lambda run: summarize(run, checker=InvariantChecker()),
+    "timeline": lambda run: write_timeline(Timeline(run, None), io.BytesIO()),
+    "tables": lambda run: list(TableRows(run).rows()),
 }
 
 

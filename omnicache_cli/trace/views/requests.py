@@ -79,7 +79,7 @@ class RequestFollower:
         name = step.engine.engine
         live = self._live[name]
         for request in step.arrived:
-            live[request.number] = _Live(_row(name, request))
+            live[request.number] = _Live(row_of(name, request))
         self._schedule(step, live)
         for one in step.record.admitted:
             _admit(live.get(one.request), one)
@@ -102,7 +102,7 @@ class RequestFollower:
         for request, count in zip(step.requests, tokens, strict=True):
             one = live.get(request.number)
             if one is None:  # its record was lost
-                one = live[request.number] = _Live(_row(step.engine.engine, request))
+                one = live[request.number] = _Live(row_of(step.engine.engine, request))
             row = one.row
             row.computed_tokens += count
             row.num_steps += 1
@@ -144,7 +144,7 @@ def _grow(live: _Live | None, tables: list[Runs]) -> None:
     live.row.most_blocks = [max(pair) for pair in zip(most, live.num_blocks, strict=True)]
 
 
-def _row(engine: str, request: Request) -> RequestRow:
+def row_of(engine: str, request: Request) -> RequestRow:
     record = request.record
     items = Counter(span.modality for span in record.multimodal)
     words = [counted(count, modality) for modality, count in items.items()]
@@ -177,7 +177,7 @@ def request_rows(run: Run, engine: str | None) -> Iterator[RequestRow]:
     yield from follower.rest()
     for name, requests in run.never_scheduled_on.items():
         if is_engine(run, name, engine):
-            yield from (_row(name, request) for request in requests)
+            yield from (row_of(name, request) for request in requests)
 
 
 def show_requests(run: Run, engine: str | None, *, every_request: bool) -> View:
