@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from omnicache_cli.profile.results import Profile
     from omnicache_cli.trace.run import Run
 
-OF_A_RUN = (*OF_A_MODEL, "with_token_ids", "check_hashes", "all_ranks", "startup")
+OF_A_RUN = (*OF_A_MODEL, "with_token_ids", "check_hashes", "all_ranks", "live", "startup")
 """Options that say nothing to a process that runs already."""
 
 MAX_SECONDS = 1e6

@@ -29,7 +29,7 @@ DEFAULT_PAIRS = 5
 
 _OF_SAMPLING = (
     *("pid", "duration", "rate", "role", "timeline", "startup", "native", "idle", "gil"),
-    *("with_token_ids", "check_hashes", "all_ranks"),
+    *("with_token_ids", "check_hashes", "all_ranks", "live"),
 )
 """Options that say nothing to a comparison."""
 

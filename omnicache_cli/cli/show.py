@@ -8,7 +8,7 @@ import typer
 
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import EXIT_DONE, UsageError
-from omnicache_cli.report.formats import format_for, render
+from omnicache_cli.report.formats import Format, format_for, render
 from omnicache_cli.report.output import check_output, deliver, note
 
 
@@ -46,6 +46,12 @@ def show(
     phases: Annotated[
         bool, typer.Option("--phases", help="Where the time of the steps goes; the slowest steps.")
     ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Totals while the run is written, until it ends.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="With --follow: seconds between two looks.")
+    ] = 1.0,
     engine: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this engine: its id, number or stage.")
     ] = None,
@@ -57,7 +63,7 @@ def show(
     """Show a recorded run: its steps, requests and blocks.
 
     Without an option the steps are listed, one a line; with a second run, what the two have
-    different. Of the options up to --phases only one can be given, and none with two runs.
+    different. Of the options up to --follow only one can be given, and none with two runs.
 
     Example: omnicache show run --step 4
     """
@@ -76,12 +82,16 @@ def show(
         "--block": block is not None,
         "--evictions": evictions,
         "--phases": phases,
+        "--follow": follow,
     }
     asked = [name for name, is_asked in modes.items() if is_asked]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} cannot be combined; give one of them")
     if other is not None and asked:
         raise UsageError(f"{asked[0]} is about one run; leave out {other}, or the option")
+    if follow:
+        _follow(run, interval, engine, output, format, quiet=quiet)
+        return
     check_output(output, force=force)
     shown = [Run(one) for one in (run, other) if one is not None]
     if other is not None:
@@ -106,3 +116,24 @@ def show(
         note(f"next: omnicache show {quote(str(run))} {view.next_options}")
     if view.exit_code != EXIT_DONE:
         raise typer.Exit(view.exit_code)
+
+
+def _follow(
+    run: Path,
+    interval: float,
+    engine: str | None,
+    output: Path | None,
+    format: Format | None,
+    *,
+    quiet: bool,
+) -> None:
+    from omnicache_cli.cli.live import show_follow
+
+    if engine is not None or output is not None or format is not None:
+        raise UsageError(
+            "--follow shows all engines as text on stdout; leave out --engine, --output and "
+            "--format"
+        )
+    show_follow(run, interval)
+    if not quiet:
+        note(f"next: omnicache show {quote(str(run))} --summary")

@@ -1,5 +1,6 @@
 """`omnicache trace`: run a workload through a real vLLM engine and record every step."""
 
+import contextlib
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ import typer
 from omnicache_cli.cli.commands import COMMAND_TO_RUN
 from omnicache_cli.cli.engine_args import engine_args
 from omnicache_cli.cli.interrupts import termination_as_interrupt
+from omnicache_cli.cli.live import live_view
 from omnicache_cli.cli.options import (
     EnforceEager,
     EngineArgument,
@@ -146,6 +148,9 @@ def trace(
             "--all-ranks", help="Record every tensor-parallel rank in full, not by a digest."
         ),
     ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Totals on stderr while the engine runs.")
+    ] = False,
     format: Annotated[
         Format | None, typer.Option("--format", "-f", help="Of the totals at the end.")
     ] = None,
@@ -220,8 +225,9 @@ def _trace_model(
 
     given = context.params
     options, workload = model_and_workload(given, context.info_name)
-    progress = request_progress(workload.num_requests, quiet=given["quiet"])
-    with termination_as_interrupt(), progress as advance:
+    progress = request_progress(workload.num_requests, quiet=given["quiet"] or given["live"])
+    view = live_view(folder) if given["live"] else contextlib.nullcontext()
+    with termination_as_interrupt(), view, progress as advance:
         traced = trace_workload(
             options,
             workload,
@@ -271,7 +277,8 @@ def _trace_command(context: typer.Context, command: list[str], folder: Path) -> 
             f"no command behind --; write: omnicache {context.info_name} -o RUN -- python serve.py"
         )
     given = context.params
-    return trace_command(command, folder, force=given["force"], what=_recording(given))
+    with live_view(folder, beside_a_command=True) if given["live"] else contextlib.nullcontext():
+        return trace_command(command, folder, force=given["force"], what=_recording(given))
 
 
 def _recording(given: Mapping[str, Any]) -> "Recording":

@@ -22,10 +22,22 @@ def test_children_are_traced_joined_and_gone_at_the_end(
         *(sys.executable, "-m", "omnicache_cli.cli", "trace", str(tiny_text_model)),
         *("--engine-process", "--prompt", PROMPT, "--rounds", "2", "--max-tokens", "4"),
         *("--block-size", "32", "--max-model-len", "1024", "--enforce-eager"),
-        *("--num-gpu-blocks-override", "65", "-o", str(run), "--format", "json"),
+        *("--num-gpu-blocks-override", "65", "-o", str(run), "--format", "json", "--live"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    run.mkdir()
+    following = [sys.executable, "-m", "omnicache_cli.cli", "show", str(run), "--follow", "--quiet"]
+    with subprocess.Popen(following, stdout=subprocess.PIPE, text=True) as follower:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        followed, _ = follower.communicate(timeout=60)
+    for lines in (done.stderr.splitlines(), followed.splitlines()):  # --live, and show --follow
+        views = [line for line in lines if line.startswith("step ")]
+        assert views[-1].startswith("step 7, steps/s ")
+        assert views[-1].endswith(
+            ", run 0, wait 0, done 2/2, hit % 30.2, pool % 0.0, evict 0, preempt 0"
+        )
+    assert follower.returncode == 0
+    assert followed.splitlines()[0] == "no step yet"
     result = json.loads(done.stdout)
     assert {name: result[name] for name in ("steps", "forwards", "hit_tokens")} == {
         "steps": 8,
