@@ -14,16 +14,19 @@ PACKAGE = Path(omnicache_cli.__file__).parent
 HEAVY = {"vllm", "vllm_omni", "torch", "torchvision", "transformers", "tokenizers", "safetensors"}
 HEAVY_ROOMS = {"engine", "tensor_cache", "verify"}
 
-# What a room may import besides itself and `errors`, anywhere in its files. Control goes down.
+EVERYWHERE = {"errors", "advice"}
+
+# What a room may import besides itself and EVERYWHERE, anywhere in its files. Control goes down.
 ANALYSIS = {"tensor_cache", "report"}
 MAY_IMPORT = {
     "cli": {
         *("engine", "trace", "tensor_cache", "verify", "prefix", "kv_size", "simulate"),
-        *("profile", "monitor", "report"),
+        *("profile", "monitor", "doctor", "report"),
     },
     # trace: records, writer and cheap invariants, for the probe. verify: the rows that it captures.
-    # simulate: the requests that a pool is sent, and what it answers.
-    "engine": {"trace", "verify", "tensor_cache", "simulate"},
+    # simulate: the requests that a pool is sent, and what it answers. doctor: the facts that are
+    # gathered; kv_size: what the CPU can do.
+    "engine": {"trace", "verify", "tensor_cache", "simulate", "doctor", "kv_size"},
     "trace": ANALYSIS,
     "verify": ANALYSIS | {"trace"},  # its prompts
     "prefix": ANALYSIS | {"trace"},  # records and reader
@@ -31,9 +34,11 @@ MAY_IMPORT = {
     "simulate": ANALYSIS | {"trace", "prefix"},  # runs as workloads, and the prompts file
     "profile": ANALYSIS,
     "monitor": ANALYSIS | {"trace"},  # a run of the same server
+    "doctor": {"report"},
     "tensor_cache": set(),
     "report": set(),
     "errors": set(),
+    "advice": set(),
 }
 
 # Imported by vLLM in each of its processes, traced or not.
@@ -97,7 +102,7 @@ def test_imports_go_down_only() -> None:
         f"{path.relative_to(PACKAGE)} imports {other}"
         for path in sources()
         if (room := room_of(path)) != "__init__"
-        for other in rooms_in(imports_anywhere(path)) - {room, "errors"} - MAY_IMPORT[room]
+        for other in rooms_in(imports_anywhere(path)) - {room, *EVERYWHERE} - MAY_IMPORT[room]
     }
     assert wrong == set()
 

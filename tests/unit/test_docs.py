@@ -27,3 +27,15 @@ def test_the_architectures_of_kv_size_are_all_listed() -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "kv-size.md").read_text(encoding="utf-8")
     assert {name for name in ARCHITECTURES if f"`{name}`" not in page} == set()
+
+
+def test_the_doctors_page_names_every_check_and_every_variable_that_is_read() -> None:
+    from omnicache_cli.doctor.diagnosis import checks_of
+    from omnicache_cli.engine.doctor.system import KNOWN_VARIABLES
+    from omnicache_cli.engine.versions import is_tested
+    from tests.unit.test_doctor import SOUND
+
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert {name for name in KNOWN_VARIABLES if f"`{name}`" not in page} == set()
+    names = {one.name for one in checks_of(SOUND, is_tested)}
+    assert {name for name in names if name not in page} == set()
