@@ -29,7 +29,7 @@ CONFIG = ROOT / "tests" / "data" / "kv-size" / "configs"
 RECORD_TO = "OMNICACHE_GALLERY_RECORD"
 PLANT = "OMNICACHE_GALLERY_PLANT"
 
-WIDTH, MAX_HEIGHT = 1000, 700
+WIDTH, MAX_HEIGHT = 1000, 540
 """Pixels of a picture."""
 
 MAX_PICTURE_BYTES = 80_000
@@ -66,12 +66,12 @@ PAGES = (
     Page(
         "show-steps",
         "show run --format html",
-        "The steps of a run, one a line; a click on a column's name sorts by it",
+        "The steps of a run",
     ),
     Page(
         "show-step",
         "show run --step 40 --format html",
-        "One step as vLLM sees it: slots, block tables, sequence lengths",
+        "One step as vLLM sees it",
         scheme="dark",
     ),
     Page(
@@ -102,7 +102,7 @@ PAGES = (
     Page(
         "verify-planted",
         "verify tiny --scenario repeat --block-size 32 --max-model-len 1024 --format html",
-        "The same with a fault planted: the cache gives back the first two blocks swapped",
+        "A planted fault: the cache gives back the first two blocks swapped",
         plant="swapped-blocks",
         codes=(1,),
     ),
@@ -242,8 +242,9 @@ def draw() -> None:
     from omnicache_cli.report.html import as_html
     from tests.browser.browser import find_or_fetch
 
+    program = find_or_fetch()  # which drives it itself, to see that it works
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_or_fetch())
+        browser = playwright.chromium.launch(executable_path=program)
         for page in (one for one in PAGES if one.is_pictured):
             path = Path(folder) / f"{page.name}.html"
             path.write_text(as_html(load(FOLDER / f"{page.name}.json")), encoding="ascii")

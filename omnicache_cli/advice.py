@@ -23,6 +23,11 @@ VLLM_FOR_CPU = (
 KNOWN_PAIR = ("2.13.0", "0.28.0")
 """A torch and the torchvision built for it; torchvision's minor number is torch's plus 15."""
 
+PTRACE_IN_A_CONTAINER = (
+    "docker run --cap-add SYS_PTRACE, or in Kubernetes "
+    'securityContext: {capabilities: {add: ["SYS_PTRACE"]}}'
+)
+
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "kv-size": ("transformers>=5",),
     "export": ("pyarrow>=18",),
@@ -94,7 +99,7 @@ def bind_two_ranks(cpus: frozenset[int] | None = None) -> str:
 def allow_ptrace(scope: int | None, *, in_container: bool) -> str:
     """What lets py-spy read another process. `scope`: Yama's, 0 to 3; None: no Yama."""
     if in_container:
-        return "start the container with --cap-add=SYS_PTRACE"
+        return PTRACE_IN_A_CONTAINER
     if scope == 3:
         return "kernel.yama.ptrace_scope is 3, which only a reboot lowers; run as root after it"
     if scope:

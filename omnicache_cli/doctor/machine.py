@@ -14,8 +14,8 @@ LEAST_DISK = 1 * GIB
 LEAST_SHARED_MEMORY = 256 << 20
 """Workers of vLLM talk through it; Docker gives 64 MiB."""
 
-NARROW = 100
-"""Columns that a report in text is laid out for."""
+NARROW = 60
+"""Columns below which lines of a report in text break."""
 
 PATCHES = {"vllm-omni": "replaces classes of vLLM in every process"}
 """Distributions whose plugins change vLLM itself."""
@@ -177,7 +177,7 @@ def terminal(facts: Facts) -> Check:
         return Check(
             "terminal",
             "limits",
-            f"{kind}: reports are {NARROW} columns wide",
+            f"{kind}: reports need {NARROW} columns",
             "widen the window, or write a page: -o report.html",
         )
     return Check("terminal", "ok", kind)

@@ -18,9 +18,7 @@ def report_of(
 ) -> Report:
     """`hide`: texts that must not be passed on, such as a host's name, and what stands for each."""
     cleaned = _cleaner(hide)
-    mends = dict.fromkeys(mend for one in judged for mend in one.mends)
-    others = [one.mend for one in checks if one.mend and one.state == "limits"]
-    mends |= dict.fromkeys(others)
+    mends = _mends(checks, judged)
     sections = (
         Table(
             "Commands",
@@ -32,7 +30,7 @@ def report_of(
             ("what", "state", "found"),
             [(one.name, one.state, cleaned(one.found)) for one in checks],
         ),
-        Lines("What mends it", [cleaned(one) for one in mends])
+        Lines("What mends it", [cleaned(line) for line in mends])
         if mends
         else Lines("", ["Nothing is to be mended."]),
     )
@@ -51,6 +49,16 @@ def report_of(
         "facts": _facts(facts),
     }
     return Report("doctor", _title(judged), _clean(result, cleaned), sections)
+
+
+def _mends(checks: Sequence[Check], judged: Sequence[Judged]) -> list[str]:
+    """What is wrong in the way of a comment, and under it the line to type; each line once."""
+    asked = {mend for one in judged for mend in one.mends}
+    names: dict[str, list[str]] = {}
+    for check in checks:
+        if check.mend in asked or (check.mend and check.state == "limits"):
+            names.setdefault(check.mend, []).append(check.name)
+    return [line for mend, those in names.items() for line in (f"# {', '.join(those)}", mend)]
 
 
 def works(judged: Sequence[Judged]) -> bool:

@@ -97,6 +97,7 @@ class Drawing:
 
     width: int
     height: int
+    bar_height: int
     margin: int  # room of the labels, to their right edge
     labels: Sequence[tuple[int, str]]
     bars: Sequence[Bar]
@@ -174,6 +175,7 @@ def _picture(picture: Picture) -> Drawing:
     return Drawing(
         width=margin + GAP + num_columns * CELL_WIDTH,
         height=ROW_HEIGHT * len(picture.rows),
+        bar_height=ROW_HEIGHT if picture.is_chart else ROW_HEIGHT - 1,
         margin=margin,
         labels=[
             (row * ROW_HEIGHT + BASELINE, escaped(label))

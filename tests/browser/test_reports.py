@@ -13,7 +13,15 @@ from tests.browser.conftest import Open
 from tests.browser.test_pages import CONTRASTS
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
-WIDTHS = (400, 1280)
+WIDTHS = (1280, 400)
+PAPER = 800
+"""Pixels: what a sheet of A4 has between its margins."""
+
+CUT = """
+width => [...document.querySelectorAll(".scroll, .long > div, svg")].filter(one =>
+  one.scrollHeight > one.clientHeight + 1 || one.getBoundingClientRect().right > width).length
+"""
+"""How many boxes show only a part on paper, or reach over its edge."""
 
 Write = Callable[[Report], Path]
 
@@ -28,13 +36,26 @@ def write(tmp_path: Path) -> Write:
     return to_file
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_quiet_and_fits(name: str, width: int, open_page: Open, write: Write) -> None:
-    opened = open_page(write(load(FOLDER / f"{name}.json")), width=width)
+def test_a_page_is_quiet_fits_and_can_be_read(name: str, open_page: Open, write: Write) -> None:
+    """On a screen, light and dark, wide and narrow, and on paper."""
+    opened = open_page(write(load(FOLDER / f"{name}.json")))
+    page = opened.page
+    assert page.locator("h1").count() == 1
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        result = page.evaluate(CONTRASTS)
+        assert {kind: ratio for kind, ratio in result["found"].items() if ratio < 4.5} == {}
+        assert (result["paper"] < 0.1) == (scheme == "dark")
+    page.set_viewport_size({"width": PAPER, "height": 800})
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(CUT, PAPER) == 0
+    assert page.evaluate(CONTRASTS)["paper"] == 1
+    assert page.evaluate("document.documentElement.scrollWidth") == PAPER
     assert opened.is_quiet(), (opened.console, opened.requested)
-    assert opened.page.evaluate("document.documentElement.scrollWidth") == width
-    assert opened.page.locator("h1").count() == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,31 +64,6 @@ def test_a_page_is_whole_without_scripts(name: str, open_page: Open, write: Writ
     bare = open_page(path, java_script_enabled=False, offline=True)
     assert bare.page.locator("button").count() == 0
     assert bare.page.inner_text("body") == open_page(path).page.inner_text("body")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", NAMES)
-def test_text_stands_out(name: str, scheme: str, open_page: Open, write: Write) -> None:
-    opened = open_page(write(load(FOLDER / f"{name}.json")), color_scheme=scheme)
-    result = opened.page.evaluate(CONTRASTS)
-    assert {kind: ratio for kind, ratio in result["found"].items() if ratio < 4.5} == {}
-    assert (result["paper"] < 0.1) == (scheme == "dark")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_paper_shows_all_and_is_not_wider_than_it_is(
-    name: str, open_page: Open, write: Write
-) -> None:
-    """800 pixels: what a sheet of A4 has between its margins."""
-    page = open_page(write(load(FOLDER / f"{name}.json")), width=800, color_scheme="dark").page
-    page.emulate_media(media="print", color_scheme="dark")
-    cut = (
-        "[...document.querySelectorAll('.scroll, .long > div, svg')].filter(one => "
-        "one.scrollHeight > one.clientHeight + 1 || one.getBoundingClientRect().right > 800).length"
-    )
-    assert page.evaluate(cut) == 0
-    assert page.evaluate(CONTRASTS)["paper"] == 1
-    assert page.evaluate("document.documentElement.scrollWidth") == 800
 
 
 # -- sorting ----------------------------------------------------------------------------------

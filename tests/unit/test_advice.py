@@ -101,7 +101,7 @@ def test_two_ranks_share_the_cpus(cpus: set[int], binding: str) -> None:
 @pytest.mark.parametrize(
     ("scope", "in_container", "line"),
     [
-        (1, True, "start the container with --cap-add=SYS_PTRACE"),
+        (1, True, "docker run --cap-add SYS_PTRACE, or in Kubernetes "),
         (1, False, "sudo sysctl kernel.yama.ptrace_scope=0"),
         (3, False, "kernel.yama.ptrace_scope is 3, which only a reboot lowers; run as root"),
         (None, False, 'run it as root: sudo env "PATH=$PATH" omnicache profile ...'),

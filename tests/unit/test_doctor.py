@@ -302,7 +302,7 @@ def test_py_spy_that_may_not_read_stops_profile_with_the_setting() -> None:
     assert found.mend == "sudo sysctl kernel.yama.ptrace_scope=0"
     assert verdicts(facts)["profile"] == "does not work"
     inside = replace(facts, ptrace=replace(facts.ptrace, in_container=True))
-    assert machine.ptrace(inside).mend == "start the container with --cap-add=SYS_PTRACE"
+    assert machine.ptrace(inside).mend == advice.PTRACE_IN_A_CONTAINER
     untried = replace(facts, ptrace=replace(facts.ptrace, probe=None))
     assert machine.ptrace(untried).state == "unknown"
 
@@ -323,7 +323,8 @@ def test_little_room_is_said_with_what_it_is_for() -> None:
         ({}, "ok", ""),
         ({"is_terminal": False, "columns": 80}, "ok", ""),
         ({"encoding": "ascii"}, "limits", "export PYTHONUTF8=1"),
-        ({"columns": 80}, "limits", "widen the window, or write a page: -o report.html"),
+        ({"columns": 80}, "ok", ""),
+        ({"columns": 40}, "limits", "widen the window, or write a page: -o report.html"),
     ],
 )
 def test_a_terminal_shows_reports_whole(changes: dict[str, Any], state: str, mend: str) -> None:
@@ -408,7 +409,7 @@ def test_what_mends_it_is_said_once_and_on_lines_of_its_own() -> None:
     report, _ = told(without(SOUND, "vllm"))
     text = as_text(report)
     line = advice.install_vllm(has_gpu=False)
-    assert f"\nWhat mends it\n{line}"[:90] in text
+    assert f"\nWhat mends it\n# vllm\n{line}"[:90] in text
     assert text.count("uv pip install --override") == 1
     assert "Nothing is to be mended." in as_text(told(SOUND)[0])
 
