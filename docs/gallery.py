@@ -53,6 +53,7 @@ class Page:
     codes: tuple[int, ...] = (0,)
     is_pictured: bool = True
     scheme: str = "light"
+    at: str = ""  # the section that the picture begins with
 
 
 PAGES = (
@@ -78,6 +79,7 @@ PAGES = (
         "show-blocks",
         "show run-eviction --blocks --format html",
         "Who owned which block when, and how full the pool was",
+        at="blocks-of-the-pool-by-step",
     ),
     Page(
         "show-check",
@@ -101,9 +103,11 @@ PAGES = (
     ),
     Page(
         "verify-planted",
-        "verify tiny --scenario repeat --block-size 32 --max-model-len 1024 --format html",
+        "verify tiny --scenario repeat --layers 1 --block-size 32 --max-model-len 1024 "
+        "--format html",
         "A planted fault: the cache gives back the first two blocks swapped",
         plant="swapped-blocks",
+        at="corruption",
         codes=(1,),
     ),
     Page(
@@ -111,6 +115,7 @@ PAGES = (
         "verify tiny --self-test --cache builtin --dtype bfloat16 --block-size 32 "
         "--max-model-len 1024 --format html",
         "Faults that are planted one at a time, and what `verify` calls them",
+        at="faults",
     ),
     Page(
         "kv-size",
@@ -123,6 +128,7 @@ PAGES = (
         "simulate run-eviction --blocks 5,6,7,8,9,10,12 --bound --format html",
         "The same requests in pools of other sizes, and what the best eviction order could hit",
         scheme="dark",
+        at="pool-sizes",
     ),
     Page("tiny-model", "tiny-model --format html", "The kinds of tiny model", is_pictured=False),
     Page(
@@ -236,7 +242,7 @@ def _tuples(value: Any) -> Any:
 
 
 def draw() -> None:
-    """A picture of the top of each page, as a browser shows it."""
+    """A picture of a part of each page, as a browser shows it."""
     from playwright.sync_api import sync_playwright
 
     from omnicache_cli.report.html import as_html
@@ -254,6 +260,8 @@ def draw() -> None:
             opened.goto(path.as_uri())
             height = opened.evaluate("document.documentElement.scrollHeight")
             opened.set_viewport_size({"width": WIDTH, "height": min(height, MAX_HEIGHT)})
+            if page.at:
+                opened.evaluate(f"document.getElementById({page.at!r}).scrollIntoView()")
             opened.screenshot(path=FOLDER / f"{page.name}.png")
             opened.close()
         browser.close()
