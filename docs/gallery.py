@@ -29,7 +29,7 @@ CONFIG = ROOT / "tests" / "data" / "kv-size" / "configs"
 RECORD_TO = "OMNICACHE_GALLERY_RECORD"
 PLANT = "OMNICACHE_GALLERY_PLANT"
 
-WIDTH, MAX_HEIGHT = 1000, 540
+WIDTH, MAX_HEIGHT = 900, 480
 """Pixels of a picture."""
 
 MAX_PICTURE_BYTES = 80_000

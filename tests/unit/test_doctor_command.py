@@ -231,6 +231,15 @@ def test_the_other_omnicache_and_two_vllms_are_named(environment: Environment) -
     assert "both write the same files" in found(result, "vllm")["found"]
 
 
+def test_what_a_broken_removal_has_left_is_not_there(environment: Environment) -> None:
+    """A folder without files, and a distribution without a version."""
+    (environment.site / "torchvision").mkdir()
+    (environment.site / "torchvision-0.28.0.dist-info").mkdir()
+    environment.add("torch", TORCH, version="2.13.0")
+    one = found(environment.asked(), "torchvision")
+    assert (one["state"], one["found"]) == ("missing", "not installed")
+
+
 def test_the_json_names_no_host_user_folder_or_secret(environment: Environment) -> None:
     environment.add("torch", "raise RuntimeError(f'cannot load {__file__}')", version="2.13.0")
     secrets = {"HF_TOKEN": "hf_verysecret", "OMNICACHE_TRACE": '{"salt_key": "5a17"}'}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 
-from omnicache_cli import __version__
+from omnicache_cli import __version__, advice
 from omnicache_cli.doctor.facts import Facts, Package, Plugin, Probe
 from omnicache_cli.engine.doctor import system
 from omnicache_cli.engine.doctor.probes import probe
@@ -107,17 +107,21 @@ def plugins() -> list[Plugin]:
 def _package(module: str, distributions: Sequence[str]) -> Package:
     versions = {}
     for name in distributions:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        version = advice.installed(name)
+        if version:  # none: what a broken removal has left
+            versions[name] = version
     if module == "py_spy":
         return Package(module, system.py_spy() is not None, versions)
+    return Package(module, is_importable(module), versions)
+
+
+def is_importable(module: str) -> bool:
+    """Without importing it. A folder without a file of its own, which a removal leaves, is none."""
     try:
-        is_found = find_spec(module) is not None
-    except (ImportError, ValueError):  # a module that was put in place without a file
-        is_found = False
-    return Package(module, is_found, versions)
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # put in place without a file
+        return False
+    return spec is not None and spec.origin is not None
 
 
 def _is_there(packages: Mapping[str, Package], module: str) -> bool:
