@@ -61,7 +61,7 @@ def engine_config(options: EngineOptions, args_class: Any = None) -> Any:
     try:
         return make(model=options.model, **options.args).create_engine_config()
     except Exception as error:
-        raise EngineFailedError(f"vLLM did not start: {first_line(error)}{hint(error)}") from error
+        raise EngineFailedError(f"vLLM did not start: {told(error)}") from error
 
 
 def lora_args(prompts: Iterable[Prompt]) -> dict[str, Any]:
@@ -127,10 +127,10 @@ def missing_engine(error: BaseException, purpose: str = "") -> EngineMissingErro
     return EngineMissingError(f"vLLM does not import{why}: {first_line(error)}; {mend}")
 
 
-def hint(error: BaseException) -> str:
-    """What to do about an error of vLLM's that does not say it."""
+def told(error: BaseException) -> str:
+    """An error of vLLM's in one line, with what to do about it where it is known."""
     mend = advice.mend_for(error)
-    return "" if mend is None else f"; {mend}"
+    return first_line(error) if mend is None else f"{first_line(error).rstrip('.')}; {mend}"
 
 
 def first_line(error: BaseException) -> str:

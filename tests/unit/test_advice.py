@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omnicache_cli import advice
-from omnicache_cli.engine.options import engine_args_class, hint
+from omnicache_cli.engine.options import engine_args_class, told
 from omnicache_cli.errors import EngineMissingError
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,9 @@ def test_an_error_that_is_known_has_its_line(message: str, mend: object) -> None
         mend = advice.install_torchvision(advice.installed("torch"))
     found = advice.mend_for(message)
     assert found == mend if mend is None else (found or "").startswith(str(mend))
-    assert hint(RuntimeError(message)) == ("" if found is None else f"; {found}")
+    assert told(RuntimeError(f"{message}.\nmore")) == (
+        f"{message}." if found is None else f"{message}; {found}"
+    )
 
 
 def test_the_cause_of_an_error_counts_too() -> None:
