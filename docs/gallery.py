@@ -11,11 +11,13 @@ judge are made of real runs, and drawn anew by the code of today.
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ WIDTH, MAX_HEIGHT = 900, 480
 
 MAX_PICTURE_BYTES = 80_000
 MAX_ALL_BYTES = 600_000
+
+SERVER = "http://localhost:8000"
+"""For which a page says what tests/data/monitor recorded of a server, before requests and after."""
 
 PREPARE = (
     "tiny-model text tiny --quiet",
@@ -130,6 +135,13 @@ PAGES = (
         scheme="dark",
         at="pool-sizes",
     ),
+    Page(
+        "monitor",
+        f"monitor {SERVER} --once --format html",
+        "The cache of a running server, and what may be wrong with it",
+        at="percentiles",
+        codes=(1,),
+    ),
     Page("tiny-model", "tiny-model --format html", "The kinds of tiny model", is_pictured=False),
     Page(
         "doctor",
@@ -158,7 +170,7 @@ def record() -> None:
             text = path.read_text(encoding="ascii")
             for private, shown in ((str(ROOT), "."), (folder, "."), (platform.node(), "host")):
                 text = text.replace(private, shown)
-            path.write_text(text, encoding="ascii")
+            path.write_text(re.sub(r"http://127\.0\.0\.1:\d+", SERVER, text), encoding="ascii")
 
 
 def _run(command: str, folder: str, variables: dict[str, str], codes: Sequence[int]) -> None:
@@ -189,8 +201,17 @@ def run(arguments: Sequence[str]) -> int:
         formats.FORMATS["html"] = keeping
     if plant := os.environ.get(PLANT):
         _plant(plant)
-    sys.argv = ["omnicache", *arguments]
-    return exit_code_of_run()
+    with _recorded_server() as url:
+        sys.argv = ["omnicache", *(url if one == SERVER else one for one in arguments)]
+        return exit_code_of_run()
+
+
+@contextmanager
+def _recorded_server() -> Iterator[str]:
+    from tests.unit.metrics_server import AFTER, IDLE, page, serving
+
+    with serving(page(IDLE), page(AFTER)) as server:
+        yield server.url
 
 
 def _plant(name: str) -> None:

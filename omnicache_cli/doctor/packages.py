@@ -163,10 +163,7 @@ def extra(facts: Facts, module: str, name: str) -> Check:
     label = module.replace("py_spy", "py-spy")
     if package.is_found:
         return Check(label, "ok", package.version or "installed")
-    requirement = next(
-        one for one in advice.EXTRAS[name] if one.replace("pyzmq", "zmq").startswith(label)
-    )
-    return Check(label, "missing", "not installed", advice.install(requirement))
+    return Check(label, "missing", "not installed", advice.install_extra(name))
 
 
 def soundfile(facts: Facts) -> Check:

@@ -44,7 +44,7 @@ def test_the_doctors_page_names_every_check_and_every_variable_that_is_read() ->
 
 # -- the gallery ------------------------------------------------------------------------------
 
-WITHOUT_A_RECORDED_PAGE = {"demo", "export", "monitor", "profile"}
+WITHOUT_A_RECORDED_PAGE = {"demo", "export", "profile"}
 """demo shows its reports one by one, and has no --format."""
 
 

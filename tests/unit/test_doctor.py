@@ -348,26 +348,26 @@ def test_python(python: tuple[int, int, int], implementation: str, state: str) -
 
 
 @pytest.mark.parametrize(
-    ("module", "command", "verdict", "requirement"),
+    ("module", "command", "verdict", "mend"),
     [
-        ("py_spy", "profile", "does not work", "'py-spy>=0.4'"),
-        ("psutil", "profile", "does not work", "'psutil>=5.9'"),
-        ("httpx", "monitor", "does not work", "'httpx>=0.27'"),
-        ("prometheus_client", "monitor", "does not work", "'prometheus_client>=0.20'"),
-        ("zmq", "monitor", "works with limits", "'pyzmq>=26'"),
-        ("pyarrow", "export", "works with limits", "'pyarrow>=18'"),
-        ("zstandard", "simulate", "works with limits", "'zstandard>=0.23'"),
-        ("huggingface_hub", "kv-size", "works with limits", "'transformers>=5'"),
-        ("soundfile", "trace", "works with limits", "soundfile"),
-        ("transformers", "tiny-model", "does not work", "'transformers>=5'"),
+        ("py_spy", "profile", "does not work", advice.install_extra("profile")),
+        ("psutil", "profile", "does not work", advice.install_extra("profile")),
+        ("httpx", "monitor", "does not work", advice.install_extra("monitor")),
+        ("prometheus_client", "monitor", "does not work", advice.install_extra("monitor")),
+        ("zmq", "monitor", "works with limits", advice.install_extra("monitor")),
+        ("pyarrow", "export", "works with limits", advice.install_extra("export")),
+        ("zstandard", "simulate", "works with limits", advice.install_extra("simulate")),
+        ("huggingface_hub", "kv-size", "works with limits", advice.install_extra("kv-size")),
+        ("soundfile", "trace", "works with limits", advice.install("soundfile")),
+        ("transformers", "tiny-model", "does not work", advice.install_extra("kv-size")),
     ],
 )
 def test_a_missing_package_costs_what_needs_it_and_is_one_line(
-    module: str, command: str, verdict: str, requirement: str
+    module: str, command: str, verdict: str, mend: str
 ) -> None:
     judged = judge(command, checked(without(SOUND, module)))
     assert judged.verdict == verdict
-    assert judged.mends == (f"{advice.install()}{requirement}",)
+    assert judged.mends == (mend,)
 
 
 # -- the report -------------------------------------------------------------------------------
