@@ -9,7 +9,7 @@ BROWSER_VENV := .venv-browser
 BROWSER_STAMP := $(BROWSER_VENV)/.omnicache-setup
 BROWSER_PYTHON := $(BROWSER_VENV)/bin/python
 
-.PHONY: help setup demo test test-unit test-fuzz test-engine test-pipeline test-browser lint format bench docs lock clean
+.PHONY: help setup demo test test-unit test-fuzz test-engine test-pipeline test-browser lint format bench docs gallery lock clean
 
 help:
 	@echo "make setup        .venv with the CPU engine and the tools, from requirements/cpu.txt"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint         ruff and mypy; make format mends the layout"
 	@echo "make bench        benchmarks/*.py, one JSON object each as the last line"
 	@echo "make docs         the generated parts of the documentation"
+	@echo "make gallery      docs/gallery: reports of real runs, and pictures of their pages"
 	@echo "make lock         requirements/cpu.txt and browser.txt again; UPGRADE=--upgrade for newer versions"
 	@echo "make clean        everything that make made"
 
@@ -76,6 +77,11 @@ bench: setup
 
 docs: setup
 	$(BIN)/python docs/generate.py
+
+gallery: setup $(BROWSER_STAMP)
+	$(BIN)/python docs/gallery.py record
+	@browser=$$($(BROWSER_PYTHON) -m tests.browser.browser) && \
+		OMNICACHE_BROWSER="$$browser" $(BROWSER_PYTHON) docs/gallery.py draw
 
 # Pins that are in cpu.txt already stay, unless UPGRADE=--upgrade. uv writes "==" where the override
 # says "===": put it back (requirements/cpu-overrides.txt has the reason).

@@ -1,9 +1,5 @@
 """Every error omnicache shows to a user, and its exit code.
 
-0 done, or equal            1 checked, and it differs     2 wrong usage
-3 bad or refused input      4 engine missing or unsupported
-5 engine failed             70 bug in omnicache           130 interrupted
-
 A message is one line with three parts: what happened, with which value, what to do next.
 """
 
@@ -15,6 +11,17 @@ EXIT_ENGINE_MISSING = 4
 EXIT_ENGINE_FAILED = 5
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+
+EXIT_CODES = {
+    EXIT_DONE: "done, or equal",
+    EXIT_DIFFERS: "checked, and it differs",
+    EXIT_USAGE: "wrong usage",
+    EXIT_BAD_INPUT: "bad or refused input, or an output that cannot be written",
+    EXIT_ENGINE_MISSING: "the engine is missing or not supported",
+    EXIT_ENGINE_FAILED: "the engine failed",
+    EXIT_BUG: "a bug in omnicache",
+    EXIT_INTERRUPTED: "interrupted",
+}
 
 
 class OmnicacheError(Exception):

@@ -8,6 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from omnicache_cli import __version__
 from omnicache_cli.cli.commands import COMMAND_TO_RUN, COMMANDS, RUNS_A_COMMAND
+from omnicache_cli.errors import EXIT_CODES, EXIT_DONE, EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,10 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Example: omnicache tiny-model text tiny")
+@app.callback(
+    epilog="Example: omnicache tiny-model text tiny\n\n\b\nExit codes:\n"
+    + "\n".join(f"{code:>5}  {meaning}" for code, meaning in EXIT_CODES.items())
+)
 def omnicache(
     version: Annotated[
         bool,
@@ -92,6 +96,25 @@ def omnicache(
     """See what the prefix cache of vLLM and vLLM-Omni really did."""
 
 
-def run() -> None:
-    """One command line, from sys.argv. Ends in SystemExit or in the command's own exception."""
-    typer.main.get_command(app)(prog_name="omnicache")
+def run() -> int:
+    """One command line, from sys.argv; its exit code, or the command's own exception.
+
+    UsageError: what typer says in four lines, in one.
+    """
+    try:
+        code = typer.main.get_command(app)(prog_name="omnicache", standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what typer refuses has it, whosever class it is
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            return EXIT_USAGE
+        raise UsageError(_in_one_line(error)) from error
+    return code if isinstance(code, int) else EXIT_DONE
+
+
+def _in_one_line(refusal: Any) -> str:
+    message = " ".join(refusal.format_message().split()).rstrip(".")
+    where = "omnicache" if refusal.ctx is None else refusal.ctx.command_path
+    join = " see" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:]}{join} {where} --help"

@@ -58,6 +58,10 @@ COMMANDS: dict[str, CommandEntry] = {
         "omnicache_cli.cli.monitor:monitor",
         "Watch the cache of running vLLM servers: hit rates, evictions, pool and latencies.",
     ),
+    "doctor": CommandEntry(
+        "omnicache_cli.cli.doctor:doctor",
+        "Say what works on this machine, and the line to type that mends the rest.",
+    ),
     "tiny-model": CommandEntry(
         "omnicache_cli.cli.tiny_model:tiny_model",
         "Write a tiny model with random weights that vLLM really loads.",

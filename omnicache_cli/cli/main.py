@@ -75,17 +75,17 @@ def _run_app() -> int:
 
         from omnicache_cli.cli.app import run
 
-        run()
+        code = run()
     except SystemExit as stop:
         hidden = stop.__context__
         if isinstance(hidden, BrokenPipeError):  # typer would exit with 1
             raise hidden from None
-        if isinstance(hidden, typer.Abort):  # an answered prompt, or an EOFError of ours
-            raise hidden.__cause__ or KeyboardInterrupt from None
-        if stop.code == EXIT_INTERRUPTED:
-            raise KeyboardInterrupt from None
-        return _as_exit_code(stop.code)
-    return EXIT_DONE
+        code = _as_exit_code(stop.code)
+    except typer.Abort as abort:  # an answered prompt, or an EOFError of ours
+        raise abort.__cause__ or KeyboardInterrupt from None
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
 
 
 def _as_exit_code(code: object) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from omnicache_cli.engine.media import read_audio, read_image
-from omnicache_cli.engine.options import EngineOptions, engine_args_class, first_line, hint
+from omnicache_cli.engine.options import EngineOptions, engine_args_class, first_line, told
 from omnicache_cli.errors import BadInputError, EngineFailedError, UsageError
 from omnicache_cli.trace.manifest import request_name
 from omnicache_cli.trace.workload import Lora, Prompt, Workload
@@ -84,9 +84,7 @@ class Engine:
             self._engine = LLMEngine.from_engine_args(engine_args(model=options.model, **args))
         except Exception as error:
             self._remove_sockets()
-            raise EngineFailedError(
-                f"vLLM did not start: {first_line(error)}{hint(error)}"
-            ) from error
+            raise EngineFailedError(f"vLLM did not start: {told(error)}") from error
         if options.engine_process:
             watch = threading.Thread(
                 target=_fail_when_dead, args=(self._engine.engine_core, self._closed), daemon=True

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from omnicache_cli import advice
 from omnicache_cli.engine.options import first_line
 from omnicache_cli.errors import BadInputError, EngineMissingError
 
@@ -23,7 +24,8 @@ def read_audio(path: Path) -> Any:
         import soundfile
     except ModuleNotFoundError as error:
         raise EngineMissingError(
-            f"cannot read the audio {path}: soundfile is not installed; pip install soundfile"
+            f"cannot read the audio {path}: soundfile is not installed; "
+            f"{advice.install('soundfile')}"
         ) from error
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)

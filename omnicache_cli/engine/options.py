@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from omnicache_cli import advice
 from omnicache_cli.errors import BadInputError, EngineFailedError, EngineMissingError, UsageError
 from omnicache_cli.trace.workload import Prompt
 
@@ -60,7 +61,7 @@ def engine_config(options: EngineOptions, args_class: Any = None) -> Any:
     try:
         return make(model=options.model, **options.args).create_engine_config()
     except Exception as error:
-        raise EngineFailedError(f"vLLM did not start: {first_line(error)}{hint(error)}") from error
+        raise EngineFailedError(f"vLLM did not start: {told(error)}") from error
 
 
 def lora_args(prompts: Iterable[Prompt]) -> dict[str, Any]:
@@ -108,25 +109,28 @@ def vllm_version() -> str | None:
 def engine_args_class() -> Any:
     try:
         from vllm.engine.arg_utils import EngineArgs
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise EngineMissingError(
-            "vLLM is not installed; pip install 'omnicache-cli[cuda]', or for a CPU see the "
-            "README's installation"
-        ) from error
-    except ImportError as error:
-        raise EngineMissingError(
-            f"vLLM does not import: {first_line(error)}; mend its installation, see the README"
-        ) from error
+    except IMPORT_ERRORS as error:
+        raise missing_engine(error) from error
     return EngineArgs
 
 
-def hint(error: BaseException) -> str:
-    """What to do about an error of vLLM's that does not say it."""
-    if "No common block size" in str(error):  # the attention kernel of a CPU takes multiples of 32
-        return " try another --block-size, on a CPU a multiple of 32"
-    return ""
+IMPORT_ERRORS = (ImportError, OSError, RuntimeError)
+"""What the import of vLLM ends in where a library that it loads is broken, or built for another."""
+
+
+def missing_engine(error: BaseException, purpose: str = "") -> EngineMissingError:
+    """What an import of vLLM ended in, and the line that mends it. `purpose`: what needs vLLM."""
+    why = f", and {purpose}" if purpose else ""
+    if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
+        return EngineMissingError(f"vLLM is not installed{why}; {advice.install_vllm()}")
+    mend = advice.mend_for(error) or advice.ASK_THE_DOCTOR
+    return EngineMissingError(f"vLLM does not import{why}: {first_line(error)}; {mend}")
+
+
+def told(error: BaseException) -> str:
+    """An error of vLLM's in one line, with what to do about it where it is known."""
+    mend = advice.mend_for(error)
+    return first_line(error) if mend is None else f"{first_line(error).rstrip('.')}; {mend}"
 
 
 def first_line(error: BaseException) -> str:

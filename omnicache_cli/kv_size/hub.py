@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from omnicache_cli import advice
 from omnicache_cli.errors import BadInputError
 
 BESIDE = ("hf_quant_config.json", "preprocessor_config.json")
@@ -24,7 +25,7 @@ def config_from_hub(model: str) -> Path:
     except ImportError:
         raise BadInputError(
             f"{model} is no file here; as a hub id it needs huggingface_hub: "
-            "pip install 'omnicache-cli[kv-size]'"
+            f"{advice.install_extra('kv-size')}"
         ) from None
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     from huggingface_hub import constants, errors

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from omnicache_cli import advice
 from omnicache_cli.errors import BadInputError
 from omnicache_cli.kv_size.architectures.table import ARCHITECTURES, Family
 from omnicache_cli.kv_size.fields import Fields, NeedsClassDefaults
@@ -229,7 +230,7 @@ def class_defaults(
     if "missing" in answer:
         raise BadInputError(
             f"{source.path} is silent on {field}, and transformers, whose config class knows it, "
-            "is not installed: pip install 'omnicache-cli[kv-size]', or complete the config.json"
+            f"is not installed: {advice.install_extra('kv-size')}, or complete the config.json"
         )
     if "refused" in answer:
         raise BadInputError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from omnicache_cli import advice
 from omnicache_cli.errors import EngineFailedError, EngineMissingError, UsageError
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class EventReader:
         except ImportError:
             raise EngineMissingError(
                 "pyzmq is not installed, so no KV events can be read; "
-                "pip install 'omnicache-cli[monitor]'"
+                f"{advice.install_extra('monitor')}"
             ) from None
         self._context = zmq.Context()
         try:

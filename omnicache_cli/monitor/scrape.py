@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from omnicache_cli import __version__
+from omnicache_cli import __version__, advice
 from omnicache_cli.errors import (
     BadInputError,
     EngineFailedError,
@@ -105,7 +105,7 @@ class Scraper:
         except ImportError as error:
             raise EngineMissingError(
                 f"{error.name} is not installed, so no server can be read; "
-                "pip install 'omnicache-cli[monitor]'"
+                f"{advice.install_extra('monitor')}"
             ) from None
         self._targets = targets
         self._timeout = timeout

@@ -8,7 +8,7 @@ from omnicache_cli.errors import UsageError
 from omnicache_cli.report.html import as_html
 from omnicache_cli.report.json import as_json
 from omnicache_cli.report.model import Report
-from omnicache_cli.report.text import as_text
+from omnicache_cli.report.text import as_text, width_here
 
 Format = Literal["text", "json", "html"]
 
@@ -41,4 +41,7 @@ def format_for(requested: Format | None, output: Path | None) -> Format:
 
 def render(report: Report, requested: Format | None, output: Path | None) -> str:
     """The report, written in the format that `format_for` picks."""
-    return FORMATS[format_for(requested, output)](report)
+    chosen = format_for(requested, output)
+    if chosen == "text" and output is None:  # a file is as wide on every terminal
+        return as_text(report, width_here())
+    return FORMATS[chosen](report)

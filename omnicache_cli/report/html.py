@@ -1,16 +1,20 @@
-"""A Report as one HTML page that needs nothing else: no script, no network, no font, no image.
+"""A Report as one HTML page that needs nothing else: no network, no font, no image.
 
 What stands where is `templates/report.html.j2`, how it looks `templates/report.css`; here it is
-decided what is shown. The page is ASCII, so that no encoding of a terminal, a pipe or a mail can
-break it, and the same report is the same page. jinja2 is loaded with the first page, not with this
-module: the other formats do not wait for it.
+decided what is shown. A page is whole without scripts; the one that it has, `templates/report.js`,
+sorts tables. The page's own policy allows that one by its hash, and no other. The page is ASCII,
+so that no encoding of a terminal, a pipe or a mail can break it, and the same report is the same
+page. jinja2 is loaded with the first page, not with this module: the other formats do not wait.
 """
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice, starmap
+from importlib.resources import files
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, get_args
 
 from omnicache_cli import __version__
@@ -37,6 +41,13 @@ FEW_ROWS = 10
 """A table below this does not say how many rows it has: one sees it."""
 
 
+CELL_WIDTH, ROW_HEIGHT = 10, 14
+"""Pixels of a cell of a picture."""
+
+CHARACTER, GAP, BASELINE = 7, 8, 11
+"""Pixels of a label's character, between a label and its row, and down to where it stands."""
+
+
 @dataclass(frozen=True, slots=True)
 class CellView:
     """One value: its characters, and the classes of report.css that it is set in."""
@@ -53,9 +64,7 @@ class Body:
     rows: Sequence[Sequence[CellView]]
     num_rows: int
     row_name: str
-    columns: Sequence[CellView] = ()  # of a picture: what its first and its last column are
-    legend: Sequence[CellView] = ()
-    note: str = ""
+    columns: Sequence[CellView] = ()
 
     @property
     def size(self) -> str:
@@ -73,27 +82,59 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
+class Bar:
+    """Neighbouring cells of a picture with one mark, in units of the drawing."""
+
+    x: int
+    y: int
+    width: int
+    style: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A picture as an SVG, one unit a pixel; `labels` are (y of the baseline, text)."""
+
+    width: int
+    height: int
+    bar_height: int
+    margin: int  # room of the labels, to their right edge
+    labels: Sequence[tuple[int, str]]
+    bars: Sequence[Bar]
+    borders: Sequence[int]  # x
+    first_column: str
+    last_column: str
+    legend: Sequence[CellView]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class SectionView:
     """What the template gets for one section; `macro` is the name of the macro that writes it."""
 
     id: str
     title: str
     macro: str
-    body: Body
+    body: Body | Drawing
 
 
 def as_html(report: Report) -> str:
     """The whole page."""
+    sections = [
+        SectionView(name, escaped(section.title), *_view(section))
+        for name, section in zip(_ids(report.sections), report.sections, strict=True)
+    ]
+    is_sortable = any(isinstance(one, Table) and len(one.rows) > 1 for one in report.sections)
+    script = _script() if is_sortable else ""
     page = _template().render(
         title=escaped(report.title),
         window_title=_cut(escaped(report.title)),
         command=report.command,
         tool_version=__version__,
         vllm_version=report.vllm_version,
-        sections=[
-            SectionView(name, escaped(section.title), *_view(section))
-            for name, section in zip(_ids(report.sections), report.sections, strict=True)
-        ],
+        sections=sections,
+        script=script,
+        script_hash=_hash(script),
     )
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
@@ -118,25 +159,41 @@ def _lines(lines: Lines) -> Body:
     return Body([[_cell(line)] for line in lines.lines[:MAX_ROWS]], len(lines.lines), "line")
 
 
-def _picture(picture: Picture) -> Body:
-    """Cells are empty characters in one of a few shades; the legend has the words."""
+def _picture(picture: Picture) -> Drawing:
+    """Neighbouring cells of one mark are one bar in one of a few shades; a legend has words."""
     marks = [f"s{round(mark.level * (len(SHADES) - 1))}" for mark in picture.marks]
+    margin = CHARACTER * max((len(escaped(label)) for label, _ in picture.rows), default=0)
+    num_columns = max((len(cells) for _, cells in picture.rows), default=0)
+    bars = []
+    for row, (_, cells) in enumerate(picture.rows):
+        numbered = enumerate(cells)
+        for cell, group in groupby(numbered, key=lambda one: one[1]):
+            columns = [column for column, _ in group]
+            if cell is not None:
+                x = margin + GAP + columns[0] * CELL_WIDTH
+                bars.append(Bar(x, row * ROW_HEIGHT, len(columns) * CELL_WIDTH, marks[cell]))
+    return Drawing(
+        width=margin + GAP + num_columns * CELL_WIDTH,
+        height=ROW_HEIGHT * len(picture.rows),
+        bar_height=ROW_HEIGHT if picture.is_chart else ROW_HEIGHT - 1,
+        margin=margin,
+        labels=[
+            (row * ROW_HEIGHT + BASELINE, escaped(label))
+            for row, (label, _) in enumerate(picture.rows)
+        ],
+        bars=bars,
+        borders=[margin + GAP + column * CELL_WIDTH for column in picture.borders],
+        first_column=escaped(picture.first_column),
+        last_column=escaped(picture.last_column),
+        legend=[
+            CellView(escaped(mark.name), style)
+            for mark, style in zip(picture.marks, marks, strict=True)
+        ],
+        note=escaped(picture.note),
+    )
 
-    def view(column: int, cell: int | None) -> CellView:
-        styles = [] if cell is None else [marks[cell]]
-        styles += ["border"] if column in picture.borders else []
-        return CellView("", " ".join(styles))
 
-    rows = [[_cell(label), *starmap(view, enumerate(cells))] for label, cells in picture.rows]
-    ends = [_cell(picture.first_column), _cell(picture.last_column)]
-    legend = [
-        CellView(escaped(mark.name), style)
-        for mark, style in zip(picture.marks, marks, strict=True)
-    ]
-    return Body(rows, len(rows), "row", ends, legend, escaped(picture.note))
-
-
-_KINDS: dict[type[Section], tuple[str, Callable[[Any], Body]]] = {
+_KINDS: dict[type[Section], tuple[str, Callable[[Any], Body | Drawing]]] = {
     Table: ("table", _table),
     Facts: ("facts", _facts),
     Lines: ("lines", _lines),
@@ -148,7 +205,7 @@ if _missing := set(get_args(Section)) - _KINDS.keys():
     raise TypeError(f"no HTML for sections of kind {sorted(kind.__name__ for kind in _missing)}")
 
 
-def _view(section: Section) -> tuple[str, Body]:
+def _view(section: Section) -> tuple[str, Body | Drawing]:
     macro, fill = _KINDS[type(section)]
     return macro, fill(section)
 
@@ -179,6 +236,16 @@ def _ids(sections: Sequence[Section]) -> list[str]:
             name = f"{name}-{number}"
         names.append(name)
     return names
+
+
+@cache
+def _script() -> str:
+    return files("omnicache_cli.report").joinpath("templates", "report.js").read_text("ascii")
+
+
+def _hash(script: str) -> str:
+    """As a Content-Security-Policy names a script; it counts every byte between the tags."""
+    return base64.b64encode(hashlib.sha256(script.encode("ascii")).digest()).decode("ascii")
 
 
 @cache

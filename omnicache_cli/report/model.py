@@ -68,7 +68,8 @@ class Picture:
     Rows from top to bottom: a label, and one cell per column: the index of a mark, or None where
     nothing is known. `first_column` and `last_column` are what the outermost columns stand for.
     A line is drawn before each column in `borders`. `note` stands under the grid. `is_detail`: left
-    out of text, where it would bury what matters.
+    out of text, where it would bury what matters. `is_chart`: rows are heights, and bars go through
+    them unbroken.
     """
 
     title: str
@@ -79,6 +80,7 @@ class Picture:
     borders: Sequence[int] = ()
     note: str = ""
     is_detail: bool = False
+    is_chart: bool = False
 
     def __post_init__(self) -> None:
         widths = {len(cells) for _, cells in self.rows}

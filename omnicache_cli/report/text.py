@@ -1,14 +1,18 @@
 """A Report as plain text: aligned columns, at most WIDTH terminal columns, no colour.
 
-A table whose rows must not be broken gets narrower gaps first, and is wider than WIDTH in need.
+A narrower terminal gets narrower lines, down to NARROWEST. A table whose rows must not be broken
+gets narrower gaps first, and is wider in need; so is a picture.
 """
 
+import shutil
+import sys
 from collections.abc import Sequence
 
 from omnicache_cli.report.layout import display_width, escaped, longest_piece, wrapped
 from omnicache_cli.report.model import Cell, Facts, Lines, Picture, Report, Section, Table
 
 WIDTH = 100
+NARROWEST = 60
 GAP = "  "
 NARROW_GAP = " "
 # A column is not made narrower than this to let the others breathe; below it, rows are written
@@ -18,15 +22,26 @@ SHADES = "·░▒▓█"
 """Marks of a picture from light to dark; `report/output.py` knows how to say them in ASCII."""
 
 
-def as_text(report: Report) -> str:
-    parts = [_wrapped_line(report.title)]
+def width_here() -> int:
+    """Columns for stdout: those of a terminal, which COLUMNS may overrule; else WIDTH.
+
+    Not COLUMNS alone: readline leaves one to every child of a Python that has imported it.
+    """
+    if sys.stdout is None or not sys.stdout.isatty():
+        return WIDTH
+    return max(NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
+
+
+def as_text(report: Report, width: int = WIDTH) -> str:
+    """`width`: columns that lines are broken to fit into."""
+    parts = [_wrapped_line(report.title, width)]
     shown = [one for one in report.sections if not (isinstance(one, Picture) and one.is_detail)]
     for number, section in enumerate(shown):
         if number or section.title:
             parts.append([""])
         if section.title:
-            parts.append(_wrapped_line(section.title))
-        parts.append(_body(section))
+            parts.append(_wrapped_line(section.title, width))
+        parts.append(_body(section, width))
     return "".join(f"{line}\n" for part in parts for line in part)
 
 
@@ -43,56 +58,60 @@ def text_of(cell: Cell) -> str:
             return escaped(str(cell))
 
 
-def _body(section: Section) -> list[str]:
+def _body(section: Section, width: int) -> list[str]:
     match section:
         case Table():
-            return _table(section)
+            return _table(section, width)
         case Facts():
-            return _facts([(name, text_of(value)) for name, value in section.items.items()])
+            items = [(name, text_of(value)) for name, value in section.items.items()]
+            return _facts(items, width)
         case Lines():
-            return [line for raw in section.lines for line in _wrapped_line(raw)] or ["(none)"]
+            lines = [line for raw in section.lines for line in _wrapped_line(raw, width)]
+            return lines or ["(none)"]
         case Picture():
-            return _picture(section)
+            return _picture(section, width)
 
 
-def _wrapped_line(raw: str) -> list[str]:
+def _wrapped_line(raw: str, width: int) -> list[str]:
     """One line of prose; what does not fit goes on under its own indentation."""
     text = escaped(raw).rstrip()
-    indent = text[: min(len(text) - len(text.lstrip()), WIDTH // 2)]
+    indent = text[: min(len(text) - len(text.lstrip()), width // 2)]
     return [
-        f"{indent}{line}".rstrip() for line in wrapped(text[len(indent) :], WIDTH - len(indent))
+        f"{indent}{line}".rstrip() for line in wrapped(text[len(indent) :], width - len(indent))
     ]
 
 
-def _facts(items: Sequence[tuple[str, str]]) -> list[str]:
+def _facts(items: Sequence[tuple[str, str]], width: int) -> list[str]:
     if not items:
         return ["(none)"]
     names = [escaped(name) for name, _ in items]
-    name_width = min(max(map(display_width, names)), WIDTH // 3)
-    widths = [name_width, WIDTH - name_width - len(GAP)]
+    name_width = min(max(map(display_width, names)), width // 3)
+    widths = [name_width, width - name_width - len(GAP)]
     lines = []
     for name, (_, value) in zip(names, items, strict=True):
         lines += _row([name, value], widths, [False, False])
     return lines
 
 
-def _table(table: Table) -> list[str]:
+def _table(table: Table, width: int) -> list[str]:
     header = [escaped(name) for name in table.columns]
     if not table.rows:
-        return [*_wrapped_line(GAP.join(header)), "(none)"]
+        return [*_wrapped_line(GAP.join(header), width), "(none)"]
     rows = [[text_of(cell) for cell in row] for row in table.rows]
     is_number = [is_number_column(table, column) for column in range(len(header))]
     if table.one_line_rows:
-        return _one_line_rows([header, *rows], is_number)
-    widths = _column_widths(header, rows, is_number)
+        return _one_line_rows([header, *rows], is_number, width)
+    widths = _column_widths(header, rows, is_number, width)
     if widths is None:
-        return _one_value_per_line(header, rows)
+        return _one_value_per_line(header, rows, width)
     return [line for row in [header, *rows] for line in _row(row, widths, is_number)]
 
 
-def _one_line_rows(rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> list[str]:
+def _one_line_rows(
+    rows: Sequence[Sequence[str]], is_number: Sequence[bool], width: int
+) -> list[str]:
     widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
-    fits = sum(widths) + len(GAP) * (len(widths) - 1) <= WIDTH
+    fits = sum(widths) + len(GAP) * (len(widths) - 1) <= width
     gap = GAP if fits else NARROW_GAP
     return [line for row in rows for line in _row(row, widths, is_number, gap)]
 
@@ -105,10 +124,10 @@ def is_number_column(table: Table, column: int) -> bool:
 
 
 def _column_widths(
-    header: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool]
+    header: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool], width: int
 ) -> list[int] | None:
-    """Widths that fit into WIDTH, taken from the widest columns first; None if there are none."""
-    room = WIDTH - len(GAP) * (len(header) - 1)
+    """Widths that fit into `width`, taken from the widest columns first; None if there are none."""
+    room = width - len(GAP) * (len(header) - 1)
     values = [max(display_width(row[column]) for row in rows) for column in range(len(header))]
     widths = [
         min(max(value, display_width(name)), room)
@@ -147,16 +166,18 @@ def _row(
     return lines
 
 
-def _one_value_per_line(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _one_value_per_line(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> list[str]:
     """What is left when even the narrowest columns do not fit side by side."""
     lines: list[str] = []
     for number, row in enumerate(rows):
         lines += [""] if number else []
-        lines += _facts(list(zip(header, row, strict=True)))
+        lines += _facts(list(zip(header, row, strict=True)), width)
     return lines
 
 
-def _picture(picture: Picture) -> list[str]:
+def _picture(picture: Picture, width: int) -> list[str]:
     """Rows of shades, what the outermost columns stand for, and the legend."""
     shades = [SHADES[round(mark.level * (len(SHADES) - 1))] for mark in picture.marks]
     labels = [escaped(label) for label, _ in picture.rows]
@@ -178,5 +199,5 @@ def _picture(picture: Picture) -> list[str]:
     legend = "   ".join(
         f"{shade} {mark.name}" for shade, mark in zip(shades, picture.marks, strict=True)
     )
-    note = _wrapped_line(picture.note) if picture.note else []
-    return [*lines, *_wrapped_line(legend), *note]
+    note = _wrapped_line(picture.note, width) if picture.note else []
+    return [*lines, *_wrapped_line(legend, width), *note]

@@ -42,7 +42,8 @@ def plot(bars: Sequence[Bar]) -> Picture:
         (label, [None if cell is None else used.index(cell) for cell in cells])
         for label, cells in rows
     ]
-    return Picture("Hit rate by pool size", tuple(MARKS[one] for one in used), drawn, first, last)
+    marks = tuple(MARKS[one] for one in used)
+    return Picture("Hit rate by pool size", marks, drawn, first, last, is_chart=True)
 
 
 def _cell(bar: Bar, height: float) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from omnicache_cli import advice
 from omnicache_cli.errors import BadInputError, UsageError
 
 STDIN = "-"
@@ -77,7 +78,7 @@ def _zstd(stream: IO[bytes]) -> IO[bytes]:
     except ModuleNotFoundError as error:
         raise UsageError(
             "the workload is compressed with zstd, which this Python cannot read; "
-            "pip install zstandard, or pipe it: zstd -dc FILE | omnicache simulate -"
+            f"{advice.install_extra('simulate')}, or pipe it: zstd -dc FILE | omnicache simulate -"
         ) from error
     return io.BufferedReader(_Frames(stream, zstandard.ZstdDecompressor()))
 

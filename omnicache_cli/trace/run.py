@@ -183,6 +183,8 @@ class Run:
 
     def records(self) -> Iterator[tuple[RankFile, AnyRecord]]:
         """All records, the file that lags first, so that no file runs far ahead."""
+        for one in self.files:  # read again: in the same order, and nothing is counted twice
+            one.end, one.dropped, one.last_step, one.exhausted = None, 0, -1, False
         streams = {id(one): read_records(one.path) for one in self.files}
         waiting = list(self.files)
         while waiting:

@@ -14,17 +14,21 @@ PACKAGE = Path(omnicache_cli.__file__).parent
 HEAVY = {"vllm", "vllm_omni", "torch", "torchvision", "transformers", "tokenizers", "safetensors"}
 HEAVY_ROOMS = {"engine", "tensor_cache", "verify"}
 
-# What a room may import besides itself and `errors`, anywhere in its files. Control goes down.
+EVERYWHERE = {"errors", "advice"}
+
+# What a room may import besides itself and EVERYWHERE, anywhere in its files. Control goes down.
 ANALYSIS = {"tensor_cache", "report"}
 MAY_IMPORT = {
     "cli": {
         *("engine", "trace", "tensor_cache", "verify", "prefix", "kv_size", "simulate"),
-        *("profile", "monitor", "export", "live", "report"),
+        *("profile", "monitor", "export", "live", "doctor", "report"),
     },
     # trace: records, writer and cheap invariants, for the probe. verify: the rows that it captures.
-    # simulate: the requests that a pool is sent, and what it answers.
-    # profile: the runs that are compared.
-    "engine": {"trace", "verify", "tensor_cache", "simulate", "profile"},
+    # simulate: the requests that a pool is sent, and what it answers. profile: the runs that are
+    # compared. doctor: the facts that are gathered; kv_size: what the CPU can do.
+    "engine": {
+        *("trace", "verify", "tensor_cache", "simulate", "profile", "doctor", "kv_size"),
+    },
     "trace": ANALYSIS,
     "verify": ANALYSIS | {"trace"},  # its prompts
     "prefix": ANALYSIS | {"trace"},  # records and reader
@@ -34,9 +38,11 @@ MAY_IMPORT = {
     "export": {"trace", "profile"},  # a run, and the samples beside it
     "live": {"trace", "report"},
     "monitor": ANALYSIS | {"trace"},  # a run of the same server
+    "doctor": {"report"},
     "tensor_cache": set(),
     "report": set(),
     "errors": set(),
+    "advice": set(),
 }
 
 # Imported by vLLM in each of its processes, traced or not.
@@ -100,7 +106,7 @@ def test_imports_go_down_only() -> None:
         f"{path.relative_to(PACKAGE)} imports {other}"
         for path in sources()
         if (room := room_of(path)) != "__init__"
-        for other in rooms_in(imports_anywhere(path)) - {room, "errors"} - MAY_IMPORT[room]
+        for other in rooms_in(imports_anywhere(path)) - {room, *EVERYWHERE} - MAY_IMPORT[room]
     }
     assert wrong == set()
 

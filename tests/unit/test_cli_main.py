@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import typer
@@ -13,6 +14,7 @@ from omnicache_cli import __version__
 from omnicache_cli.cli import app as app_module
 from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.errors import (
+    EXIT_CODES,
     BadTraceError,
     EngineFailedError,
     EngineMissingError,
@@ -88,9 +90,34 @@ def test_help_lists_the_commands_on_stdout_and_imports_none(run: Run) -> None:
 def test_a_wrong_command_is_usage_on_stderr_with_the_nearest_name(run: Run) -> None:
     ran = run("tiny-mode")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.splitlines()[-1] == (
-        "Error: No such command 'tiny-mode'. Did you mean 'tiny-model'?"
+    assert ran.err == (
+        "omnicache: no such command 'tiny-mode'. Did you mean 'tiny-model'? see omnicache --help\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "--stp", "4"), "no such option: --stp"),
+        (("show",), "missing argument 'RUN'; see omnicache show --help"),
+        (("show", "run", "--step", "x"), "invalid value for '--step': "),
+        (("show", "run", "--format", "yaml"), "invalid value for '--format'"),
+        (("trace", "--rounds"), "option '--rounds' requires an argument; see omnicache"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"omnicache: {said}")
+    assert ran.err.count("\n") == 1
+
+
+def test_the_help_lists_the_exit_codes_as_the_documentation_does(run: Run) -> None:
+    lines = [" ".join(line.split()) for line in run("--help").out.splitlines()]
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code} {meaning}" in lines
+        assert f"| {code} | {meaning.partition(',')[0]}" in page
 
 
 def test_a_wrong_option_is_usage_on_stderr(run: Run) -> None:

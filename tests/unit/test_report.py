@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -24,7 +26,7 @@ from omnicache_cli.report.model import (
     Section,
     Table,
 )
-from omnicache_cli.report.text import WIDTH, as_text
+from omnicache_cli.report.text import WIDTH, as_text, width_here
 
 STEPS = Table(
     "Steps",
@@ -278,3 +280,31 @@ def test_every_kind_of_section_can_be_written_in_every_format() -> None:
         report = Report("show", "T", {}, (section,))
         for name in FORMATS:
             assert render(report, name, None)
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_terminal", "width"),
+    [
+        (None, False, 100),
+        (None, True, 80),
+        ("80", False, 100),
+        ("70", True, 70),
+        ("30", True, 60),
+        ("300", True, 100),
+        ("no number", True, 80),
+    ],
+)
+def test_a_narrow_terminal_makes_lines_narrower(
+    columns: str | None, is_terminal: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
+    assert width_here() == width
+    report = Report("show", "word " * 60, {}, (Lines("", ["word " * 60]),))
+    lines = as_text(report, width_here()).splitlines()
+    assert max(map(len, lines)) in range(width - 5, width + 1)
+    assert render(report, None, None) == as_text(report, width)
+    assert render(report, "text", Path("f.txt")) == as_text(report, WIDTH)

@@ -1,6 +1,7 @@
 """A run of stages of vLLM-Omni: each is named, found by its name, and has hits of its own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,35 @@ def test_an_engine_is_found_by_its_stage_and_titled_with_it(folder: Path) -> Non
     assert ", stage 0 thinker" in render(report, "text", None)
     with pytest.raises(BadInputError, match=r"has no engine code2wav; choose: 0 \(.*thinker\), 1 "):
         show_view(Run(folder), mode="--requests", engine="code2wav")
+
+
+@pytest.mark.parametrize(
+    ("options", "following"),
+    [
+        ({}, "--step 0 --engine 0"),
+        ({"engine": "talker"}, "--step 0 --engine 1"),
+        ({"mode": "--step", "step": 0, "engine": "1"}, '--request "#0" --engine 1'),
+        ({"mode": "--request", "request": "#0", "engine": "1"}, "--step 0 --engine 1"),
+        ({"mode": "--block", "block": 2, "engine": "talker"}, "--step 0 --engine 1"),
+        ({"mode": "--summary"}, "--check"),
+    ],
+)
+def test_what_comes_next_names_the_engine(
+    options: dict[str, Any], following: str, folder: Path
+) -> None:
+    assert show_view(Run(folder), **options).next_options == following
+
+
+def test_a_run_that_is_read_twice_is_read_in_the_same_order(folder: Path) -> None:
+    """The number of an engine, which a user types, is its place in that order."""
+    run = Run(folder)
+    names = [[type(record).__name__ for _, record in run.records()] for _ in range(2)]
+    assert names[0] == names[1]
+    request = show_view(run, mode="--request", request="p0-r2", engine="thinker").report
+    assert (
+        request.result["engine"]
+        == show_view(run, mode="--requests", engine="0").report.result["requests"][0]["engine"]
+    )
 
 
 def test_a_run_without_stages_has_none(tmp_path: Path) -> None:

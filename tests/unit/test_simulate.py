@@ -460,7 +460,7 @@ def test_zstd_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path = tmp_path / "log.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd rest")
-    with pytest.raises(UsageError, match="pip install zstandard"), open_lines(str(path)):
+    with pytest.raises(UsageError, match=r"pip install .zstandard"), open_lines(str(path)):
         pass
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from omnicache_cli.engine.kv_size.meta_model import build_on_meta, prepare_process
+from omnicache_cli.engine.options import IMPORT_ERRORS, missing_engine
 from omnicache_cli.errors import EngineFailedError, EngineMissingError
 
 if TYPE_CHECKING:
@@ -108,10 +109,8 @@ def _build(folder: str, options: ExactOptions) -> _Built:
 def _as_engine_errors(folder: str) -> Iterator[None]:
     try:
         import vllm
-    except ImportError as error:
-        raise EngineMissingError(
-            f"--exact needs vLLM, which cannot be imported: {error}; install it, or leave it out"
-        ) from error
+    except IMPORT_ERRORS as error:
+        raise missing_engine(error, "--exact asks vLLM") from error
     try:
         yield
     except (EngineFailedError, EngineMissingError):

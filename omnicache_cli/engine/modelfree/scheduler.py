@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from omnicache_cli.errors import BadInputError, EngineMissingError, UsageError
+from omnicache_cli.engine.options import IMPORT_ERRORS, missing_engine
+from omnicache_cli.errors import BadInputError, UsageError
 
 MAX_STEPS_WITHOUT_TOKENS = 3
 """vLLM schedules nothing for that long only when a request can never run."""
@@ -186,11 +187,8 @@ def build(plan: PoolPlan, *, log_stats: bool) -> tuple[Any, Any, Any]:
     """
     try:
         import vllm  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise EngineMissingError(
-            "vLLM is not installed, and the hasher and block pool are vLLM's; "
-            "pip install 'omnicache-cli[cuda]', or explain a recorded run"
-        ) from error
+    except IMPORT_ERRORS as error:
+        raise missing_engine(error, "the hasher and block pool are vLLM's") from error
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import (
         get_request_block_hasher,

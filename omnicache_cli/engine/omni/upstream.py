@@ -5,13 +5,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from omnicache_cli import advice
 from omnicache_cli.engine.options import engine_args_class, first_line
 from omnicache_cli.errors import BadInputError, EngineMissingError
-
-KNOWN_VERSION = "0.30"
-"""Release whose runners, configuration and payloads are known here."""
-
-_INSTALL = f"pip install 'vllm-omni=={KNOWN_VERSION}.*'"
 
 
 def require_omni() -> str:
@@ -20,17 +16,18 @@ def require_omni() -> str:
     try:
         version = metadata.version("vllm-omni")
     except metadata.PackageNotFoundError as error:
-        raise EngineMissingError(f"vLLM-Omni is not installed; {_INSTALL}") from error
+        raise EngineMissingError(f"vLLM-Omni is not installed; {advice.install_omni()}") from error
     if not is_known(version):
         raise EngineMissingError(
-            f"vLLM-Omni {version} is installed, and omnicache knows the stages of {KNOWN_VERSION} "
-            f"only; {_INSTALL}"
+            f"vLLM-Omni {version} is installed, and omnicache knows the stages of "
+            f"{advice.VLLM_VERSION} only; {advice.install_omni()}"
         )
     try:
         import vllm_omni  # noqa: F401  it changes vLLM, and does so before anything else is loaded
     except Exception as error:
         raise EngineMissingError(
-            f"vLLM-Omni does not import: {first_line(error)}; mend its installation"
+            f"vLLM-Omni does not import: {first_line(error)}; "
+            f"{advice.mend_for(error) or advice.ASK_THE_DOCTOR}"
         ) from error
     return version
 
@@ -39,7 +36,7 @@ def is_known(version: str) -> bool:
     """0.30.0, 0.30.1, 0.30.0+cpu; no release candidate of it."""
     public = version.partition("+")[0]
     numbers = public.split(".")
-    return ".".join(numbers[:2]) == KNOWN_VERSION and all(part.isdigit() for part in numbers)
+    return ".".join(numbers[:2]) == advice.VLLM_VERSION and all(part.isdigit() for part in numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ Neither knows an engine: torch and transformers are imported inside the builders
 from collections.abc import Callable
 from pathlib import Path
 
+from omnicache_cli import advice
+from omnicache_cli.engine.options import first_line
 from omnicache_cli.engine.tiny_kinds import TINY_MODEL_KINDS
 from omnicache_cli.engine.tiny_models.folder import check_folder, write_folder
 from omnicache_cli.engine.tiny_models.hybrid import hybrid_model_files
@@ -44,10 +46,15 @@ def build_tiny_model(kind: str, directory: Path, *, force: bool = False) -> None
     check_folder(directory, force=force)
     try:
         files = BUILDERS[kind]()
-    except ImportError as error:
-        reason = str(error).partition("\n")[0]
+    except (ImportError, RuntimeError) as error:
+        if symptom := advice.symptom_of(error):
+            raise EngineMissingError(
+                f"cannot build the tiny {kind} model: {symptom.cause}; {symptom.mend()}"
+            ) from error
+        if not isinstance(error, ImportError):
+            raise
         raise EngineMissingError(
-            f"cannot build the tiny {kind} model without torch and transformers: {reason}; "
-            "vLLM brings both: pip install 'omnicache-cli[cuda]', or for a CPU see README.md"
+            f"cannot build the tiny {kind} model without torch and transformers: "
+            f"{first_line(error)}; vLLM brings both: {advice.install_vllm()}"
         ) from error
     write_folder(files, directory, kind=kind, force=force)

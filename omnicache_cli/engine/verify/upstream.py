@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from omnicache_cli import advice
 from omnicache_cli.engine.verify.capture import Given
 from omnicache_cli.errors import EngineMissingError
 from omnicache_cli.tensor_cache.layout import StepLayout
@@ -19,7 +20,8 @@ class UpstreamCache:
             from vllm_omni.core.prefix_cache.manager import OmniPrefixCacheManager
         except ImportError as error:
             raise EngineMissingError(
-                f"--cache vllm-omni needs vLLM-Omni 0.30: {error}; install it, or leave it out"
+                f"--cache vllm-omni needs vLLM-Omni {advice.VLLM_VERSION}: {error}; "
+                f"{advice.install_omni()}, or leave it out"
             ) from error
         config = runner.vllm_config
         block_size = int(config.cache_config.block_size)

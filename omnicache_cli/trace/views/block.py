@@ -25,7 +25,7 @@ from omnicache_cli.trace.records import (
 )
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
-from omnicache_cli.trace.views.view import View, engine_choices, steps_of
+from omnicache_cli.trace.views.view import View, engine_choices, of_engine, steps_of
 from omnicache_cli.trace.views.words import counted, who
 
 TEXT_ROWS = 1000
@@ -255,7 +255,9 @@ def _view(run: Run, life: _Life) -> View:
         tuple(sections),
         run.vllm_version,
     )
-    return View(report, f"--step {life.entries[0].step}" if life.entries else "--blocks")
+    if not life.entries:
+        return View(report, "--blocks")
+    return View(report, of_engine(run, f"--step {life.entries[0].step}", life.engine.engine))
 
 
 def _facts(life: _Life) -> dict[str, Cell]:

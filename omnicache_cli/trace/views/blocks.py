@@ -18,7 +18,7 @@ from omnicache_cli.trace.pool import (
 from omnicache_cli.trace.records import NO_REQUEST, EngineSource
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
-from omnicache_cli.trace.views.view import View, engine_title, steps_of
+from omnicache_cli.trace.views.view import View, engine_title, of_engine, steps_of
 from omnicache_cli.trace.views.words import counted, runs_text, who
 
 TEXT_ROWS = 40
@@ -101,11 +101,11 @@ def show_blocks(run: Run, engine: str | None) -> View:
 
 
 def _next(run: Run, histories: dict[str, PoolHistory]) -> str | None:
-    for number, name in enumerate(run.engines):
+    for name in run.engines:
         uses = histories[name].uses if name in histories else []
         if uses:
             use = next((one for one in uses if one.evicted_step is not None), uses[0])
-            return f"--block {use.block}" + (f" --engine {number}" if len(run.engines) > 1 else "")
+            return of_engine(run, f"--block {use.block}", name)
     return None
 
 

@@ -13,7 +13,7 @@ from omnicache_cli.trace.invariants import (
     Violation,
 )
 from omnicache_cli.trace.run import Run
-from omnicache_cli.trace.views.view import View, steps_of
+from omnicache_cli.trace.views.view import View, of_engine, steps_of
 from omnicache_cli.trace.views.words import counted
 
 TEXT_VIOLATIONS = 20
@@ -50,9 +50,7 @@ def show_check(run: Run, engine: str | None) -> View:
         tuple(sections),
         run.vllm_version,
     )
-    hint = f"--step {found[0].step}" if found else "--summary"
-    if found and len(run.engines) > 1:
-        hint += f" --engine {list(run.engines).index(found[0].engine)}"
+    hint = of_engine(run, f"--step {found[0].step}", found[0].engine) if found else "--summary"
     return View(report, hint, EXIT_DIFFERS if broken else EXIT_DONE)
 
 

@@ -60,7 +60,8 @@ def request_names(run: Run, engine: str | None = None) -> list[RequestName]:
             source = engines.get((id(file), record.source))
             if source is None:
                 continue  # the merged reader says what is wrong with it
-            wanted = engine in (None, source.engine, str(order.index(source.engine)))
+            known = (source.engine, str(order.index(source.engine)), source.stage)
+            wanted = engine is None or engine in known
             if wanted and (source.engine, record.request) not in names:
                 name = external_id(record.request_id, randomized=source.randomized_request_ids)
                 names[source.engine, record.request] = RequestName(

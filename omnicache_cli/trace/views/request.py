@@ -21,7 +21,7 @@ from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Request, ScheduledRequest, Step
 from omnicache_cli.trace.views.names import RequestName, find_request
 from omnicache_cli.trace.views.reasons import why_computed
-from omnicache_cli.trace.views.view import View
+from omnicache_cli.trace.views.view import View, of_engine
 from omnicache_cli.trace.views.words import blocks_text, counted, freed_text, runs_text, who
 
 
@@ -59,7 +59,9 @@ def show_request(run: Run, wanted: str, engine: str | None) -> View:
         run.vllm_version,
     )
     first = next((one for one in life.entries if one.kind != "arrive"), None)
-    return View(report, None if first is None else f"--step {first.first_step}")
+    if first is None:
+        return View(report)
+    return View(report, of_engine(run, f"--step {first.first_step}", name.engine))
 
 
 def _steps(entry: Entry) -> str:

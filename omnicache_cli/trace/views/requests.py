@@ -16,7 +16,7 @@ from omnicache_cli.trace.records import (
 )
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Request, Step
-from omnicache_cli.trace.views.view import View, engine_title, is_engine, steps_of
+from omnicache_cli.trace.views.view import View, engine_title, is_engine, of_engine, steps_of
 from omnicache_cli.trace.views.words import counted
 
 TEXT_ROWS = 1000
@@ -218,8 +218,7 @@ def _next(run: Run, kept: list[RequestRow]) -> str | None:
     if not kept:
         return None
     one = max(kept, key=lambda row: (row.num_preemptions, row.hit_tokens or 0, -row.number))
-    options = f'--request "#{one.number}"'
-    return options + (f" --engine {_place(run, one.engine)}" if len(run.engines) > 1 else "")
+    return of_engine(run, f'--request "#{one.number}"', one.engine)
 
 
 def _first(run: Run, rows: list[RequestRow], most: int) -> list[RequestRow]:

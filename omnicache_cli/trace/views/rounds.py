@@ -10,7 +10,7 @@ from omnicache_cli.trace.manifest import COMMAND_LAYOUT, Manifest, parse_request
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import GroupView, ScheduledRequest, Step
 from omnicache_cli.trace.views.reasons import why_computed
-from omnicache_cli.trace.views.view import View, engine_choices, steps_of
+from omnicache_cli.trace.views.view import View, engine_choices, of_engine, steps_of
 from omnicache_cli.trace.views.words import blocks_text, counted, runs_text
 
 TEXT_PROMPTS = 20
@@ -113,7 +113,7 @@ def show_rounds(run: Run, engine: str | None) -> View:
         run.vllm_version,
     )
     last = found[max(key for key in found if key[0] == prompts[0])]
-    return View(report, f"--request {last.request}")
+    return View(report, of_engine(run, f"--request {last.request}", last.engine))
 
 
 def _read_rounds(run: Run, manifest: Manifest, engine: str | None) -> dict[tuple[int, int], Round]:

@@ -8,7 +8,7 @@ from omnicache_cli.trace.phases import ALWAYS_RECORDED, Times, scheduler_times, 
 from omnicache_cli.trace.records import BatchDescriptor
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import ForwardView, GroupView, Request, ScheduledRequest, Step
-from omnicache_cli.trace.views.view import View, engine_choices, steps_of
+from omnicache_cli.trace.views.view import View, engine_choices, of_engine, steps_of
 from omnicache_cli.trace.views.words import event_data, event_text, milliseconds, runs_text
 
 SHORT_ID = 12
@@ -62,7 +62,9 @@ def _view(run: Run, step: Step) -> View:
         run.vllm_version,
     )
     first = step.scheduled[0].request if step.scheduled else None
-    return View(report, None if first is None else f'--request "#{first.number}"')
+    if first is None:
+        return View(report)
+    return View(report, of_engine(run, f'--request "#{first.number}"', step.engine.engine))
 
 
 def _scheduler_facts(step: Step) -> Facts:

@@ -18,7 +18,7 @@ from omnicache_cli.trace.records import (
 )
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.steps import Step
-from omnicache_cli.trace.views.view import View, engine_title, steps_of
+from omnicache_cli.trace.views.view import View, engine_title, of_engine, steps_of
 from omnicache_cli.trace.views.words import counted, milliseconds
 
 TEXT_ROWS = 1000
@@ -72,7 +72,9 @@ def show_steps(run: Run, engine: str | None, *, every_step: bool) -> View:
         tuple(sections),
         run.vllm_version,
     )
-    return View(report, f"--step {kept[0]['step']}" if kept else None)
+    if not kept:
+        return View(report)
+    return View(report, of_engine(run, f"--step {kept[0]['step']}", kept[0]["engine"]))
 
 
 def _facts(run: Run, num_steps: int) -> Facts:

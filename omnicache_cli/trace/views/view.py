@@ -42,6 +42,13 @@ def is_engine(run: Run, name: str, wanted: str | None) -> bool:
     return wanted is None or wanted in known
 
 
+def of_engine(run: Run, options: str, name: str) -> str:
+    """Options that mean something of this engine: they name it where the run has others."""
+    return (
+        f"{options} --engine {list(run.engines).index(name)}" if len(run.engines) > 1 else options
+    )
+
+
 def engine_choices(run: Run) -> str:
     choices = (f"{number} ({_named(run, name)})" for number, name in enumerate(run.engines))
     return ", ".join(choices) or "none"
