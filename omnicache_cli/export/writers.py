@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from omnicache_cli.advice import install_extra
 from omnicache_cli.errors import UsageError
 from omnicache_cli.export.folder import open_new
 from omnicache_cli.export.tables import Cell, TableForm
@@ -45,7 +46,7 @@ def load_pyarrow() -> Any:
     except ImportError as error:
         raise UsageError(
             "--to parquet needs pyarrow, which is not installed; "
-            "pip install 'omnicache-cli[export]', or use --to csv"
+            f"{install_extra('export')}, or use --to csv"
         ) from error
     return pyarrow
 

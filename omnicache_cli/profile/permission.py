@@ -4,14 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from omnicache_cli.advice import PTRACE_IN_A_CONTAINER
+
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 OWN_STATUS = Path("/proc/self/status")
 CAP_SYS_PTRACE = 19
-
-CONTAINER = (
-    "docker run --cap-add SYS_PTRACE, or in Kubernetes "
-    'securityContext: {capabilities: {add: ["SYS_PTRACE"]}}'
-)
 
 
 def why_denied(pid: int) -> str:
@@ -34,11 +31,11 @@ def why_denied(pid: int) -> str:
     if scope in (1, 2):
         return (
             f"kernel.yama.ptrace_scope is {scope}; run sudo sysctl kernel.yama.ptrace_scope=0, or "
-            f"give CAP_SYS_PTRACE: in a container {CONTAINER}"
+            f"give CAP_SYS_PTRACE: in a container {PTRACE_IN_A_CONTAINER}"
         )
     if status.get("Seccomp", "0") != "0":
-        return f"a seccomp filter forbids ptrace; in a container: {CONTAINER}"
-    return f"CAP_SYS_PTRACE is missing; in a container: {CONTAINER}"
+        return f"a seccomp filter forbids ptrace; in a container: {PTRACE_IN_A_CONTAINER}"
+    return f"CAP_SYS_PTRACE is missing; in a container: {PTRACE_IN_A_CONTAINER}"
 
 
 def _owner_of(pid: int) -> int | None:

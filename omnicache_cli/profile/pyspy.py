@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from omnicache_cli.advice import install_extra
 from omnicache_cli.errors import (
     BadInputError,
     EngineFailedError,
@@ -26,7 +27,6 @@ from omnicache_cli.errors import (
 from omnicache_cli.profile.permission import why_denied
 from omnicache_cli.profile.sampling import Sampling
 
-INSTALL = "pip install 'omnicache-cli[profile]'"
 PROGRAM = "py-spy"
 
 PATIENCE_SECONDS = 120
@@ -47,7 +47,7 @@ def find_py_spy() -> str:
     places = os.pathsep.join((os.environ.get("PATH", ""), os.path.dirname(sys.executable)))
     program = shutil.which(PROGRAM, path=places)
     if program is None:
-        raise EngineMissingError(f"py-spy is not installed; {INSTALL}")
+        raise EngineMissingError(f"py-spy is not installed; {install_extra('profile')}")
     return program
 
 
@@ -62,7 +62,9 @@ def py_spy_version(program: str) -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise EngineMissingError(f"{program} does not run: {error}; {INSTALL}") from error
+        raise EngineMissingError(
+            f"{program} does not run: {error}; {install_extra('profile')}"
+        ) from error
     return ran.stdout.strip().removeprefix("py-spy ")
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omnicache_cli.advice import install_extra
 from omnicache_cli.errors import BadInputError, EngineMissingError
-from omnicache_cli.profile.pyspy import INSTALL, Recorder
+from omnicache_cli.profile.pyspy import Recorder
 from omnicache_cli.profile.roles import (
     Role,
     TracedProcess,
@@ -230,5 +231,5 @@ def _psutil() -> Any:
     try:
         import psutil
     except ModuleNotFoundError as error:
-        raise EngineMissingError(f"psutil is not installed; {INSTALL}") from error
+        raise EngineMissingError(f"psutil is not installed; {install_extra('profile')}") from error
     return psutil

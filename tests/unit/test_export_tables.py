@@ -14,6 +14,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
+from omnicache_cli.advice import install_extra
 from omnicache_cli.export import dataset, writers
 from omnicache_cli.export.tables import TABLES
 from omnicache_cli.trace.records import Evicted, Preempted, RequestRecord
@@ -483,7 +484,7 @@ def test_parquet_without_pyarrow_says_how_to_get_it(
         2,
         "",
         "omnicache: --to parquet needs pyarrow, which is not installed; "
-        "pip install 'omnicache-cli[export]', or use --to csv\n",
+        f"{install_extra('export')}, or use --to csv\n",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from omnicache_cli.advice import install_extra
 from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.profile.manifest import ProfileManifest, read_profile_manifest
 from omnicache_cli.trace.run import Run
@@ -316,7 +317,7 @@ def test_without_py_spy_the_line_to_install_it_is_shown(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (
         4,
-        "omnicache: py-spy is not installed; pip install 'omnicache-cli[profile]'\n",
+        f"omnicache: py-spy is not installed; {install_extra('profile')}\n",
     )
 
 
