@@ -6,10 +6,12 @@ about on import would end the collection (`filterwarnings = error`).
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engine import commands
 from tests.engine.model_fixtures import tiny_image_model, tiny_models, tiny_text_model
 
 __all__ = ["tiny_image_model", "tiny_models", "tiny_text_model"]
@@ -55,3 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(warning))
         if missing:
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed; run: make setup"))
+
+
+@pytest.fixture(autouse=True)
+def _no_command_outlives_its_test() -> Iterator[None]:
+    yield
+    commands.end_all()

@@ -13,7 +13,7 @@ import pytest
 from omnicache_cli.cli.main import exit_code_of_run
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import summarize
-from tests.engine.test_traced_commands import ended, fetch, free_port, metric, traced, wait_until
+from tests.engine.commands import ended, fetch, free_port, metric, traced, wait_until
 
 SHARED = "Everything that these requests share stands in front. "
 
