@@ -59,6 +59,7 @@ class Page:
     is_pictured: bool = True
     scheme: str = "light"
     at: str = ""  # the section that the picture begins with
+    into: str = "-o"  # the option that names the page
 
 
 PAGES = (
@@ -79,6 +80,12 @@ PAGES = (
         "show run --step 40 --format html",
         "One step as vLLM sees it",
         scheme="dark",
+    ),
+    Page(
+        "show-phases",
+        "show run --phases --format html",
+        "Where the time of the steps goes, and what was special about the slowest",
+        is_pictured=False,
     ),
     Page(
         "show-blocks",
@@ -134,6 +141,14 @@ PAGES = (
         "The same requests in pools of other sizes, and what the best eviction order could hit",
         scheme="dark",
         at="pool-sizes",
+    ),
+    Page(
+        "profile",
+        "profile tiny --prompts {root}/examples/prompts.jsonl --rounds 20 --block-size 32 "
+        "--max-model-len 1024 --enforce-eager -o run-profile --format html",
+        "The functions and the phases in which an engine spends its time",
+        at="hottest-functions-in-process-engine",
+        into="--report",
     ),
     Page(
         "monitor",
@@ -201,6 +216,9 @@ def run(arguments: Sequence[str]) -> int:
         formats.FORMATS["html"] = keeping
     if plant := os.environ.get(PLANT):
         _plant(plant)
+    if SERVER not in arguments:
+        sys.argv = ["omnicache", *arguments]
+        return exit_code_of_run()
     with _recorded_server() as url:
         sys.argv = ["omnicache", *(url if one == SERVER else one for one in arguments)]
         return exit_code_of_run()

@@ -44,8 +44,8 @@ def test_the_doctors_page_names_every_check_and_every_variable_that_is_read() ->
 
 # -- the gallery ------------------------------------------------------------------------------
 
-WITHOUT_A_RECORDED_PAGE = {"demo", "export", "profile"}
-"""demo shows its reports one by one, and has no --format."""
+WITHOUT_A_RECORDED_PAGE = {"demo", "export"}
+"""demo shows its reports one by one, and has no --format; export writes files, no report."""
 
 
 def test_every_command_with_pages_has_a_recorded_one() -> None:
@@ -60,7 +60,9 @@ def test_the_gallery_shows_every_picture_with_the_command_that_made_it() -> None
     for one in pictured:
         assert f"![{one.caption}](gallery/{one.name}.png)" in page
         shown = one.command.replace("{root}/", "").replace("{config}/", "")
-        assert f"omnicache {shown.removesuffix(' --format html')} -o {one.name}.html" in page
+        assert (
+            f"omnicache {shown.removesuffix(' --format html')} {one.into} {one.name}.html" in page
+        )
     assert {path.stem for path in FOLDER.glob("*.png")} == {one.name for one in pictured}
     assert {path.stem for path in FOLDER.glob("*.json")} == {one.name for one in PAGES}
 
