@@ -5,6 +5,8 @@ VENV := .venv
 STAMP := $(VENV)/.omnicache-setup
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# Engines in several processes, which take minutes on two cores: make test-pipeline has them.
+SLOW := tests/engine/test_monitor.py tests/engine/test_profile.py
 BROWSER_VENV := .venv-browser
 BROWSER_STAMP := $(BROWSER_VENV)/.omnicache-setup
 BROWSER_PYTHON := $(BROWSER_VENV)/bin/python
@@ -18,7 +20,7 @@ help:
 	@echo "make test-unit    without an engine, seconds"
 	@echo "make test-fuzz    the reader against ten thousand damaged files, a minute"
 	@echo "make test-engine  with a real engine on the CPU"
-	@echo "make test-pipeline with stages of vLLM-Omni, and a whole pipeline of them"
+	@echo "make test-pipeline with stages of vLLM-Omni, a whole pipeline, a server, a profiled engine"
 	@echo "make test-browser HTML reports and timelines in a real browser, in an environment of its own: .venv-browser"
 	@echo "make lint         ruff and mypy; make format mends the layout"
 	@echo "make bench        benchmarks/*.py, one JSON object each as the last line"
@@ -45,13 +47,14 @@ test-fuzz: setup
 	$(PYTEST) -q tests/fuzz
 
 test-engine: setup
-	$(PYTEST) -q tests/engine --ignore tests/engine/test_kv_size_exact.py
+	$(PYTEST) -q tests/engine --ignore tests/engine/test_kv_size_exact.py $(SLOW:%=--ignore %)
 	$(PYTEST) -q tests/engine/test_kv_size_exact.py
 	VLLM_PLUGINS=omnicache_cli,vllm_omni_register_models $(PYTEST) -q -k "not lost and not probe" \
 		tests/engine/test_trace.py tests/engine/test_engine_process.py
 
 test-pipeline: setup
 	$(PYTEST) -q tests/pipeline
+	$(PYTEST) -q $(SLOW)
 
 # Without an engine, and so without .venv. OMNICACHE_BROWSER names a browser; otherwise one on the
 # path is taken, or fetched into .venv-browser.
