@@ -21,6 +21,13 @@ from omnicache_cli.report.layout import escaped
 IN_ASCII = str.maketrans("·░▒▓█", ".:+%#")
 """The shades of a picture for a stdout that cannot carry them."""
 
+RUN_NAMES = ("run.json", "profile.json")
+RUN_SUFFIXES = (
+    *(".trace.jsonl", ".flamegraph.svg"),
+    *(".speedscope.json", ".raw.txt", ".chrometrace.json"),
+)
+"""Of the files of a recorded run and of a profile; the first two say that a folder holds one."""
+
 
 def note(message: str) -> None:
     """One line of progress, warning or next step on stderr; never part of the result.
@@ -34,9 +41,11 @@ def note(message: str) -> None:
 
 
 def check_output(path: Path | None, *, force: bool) -> None:
-    """Refuse a file name that `deliver` could not write. Call it before the slow work."""
+    """Refuse a file name that `deliver` could not write, or that belongs to a recorded run. Call it
+    before the slow work."""
     if path is None:
         return
+    _check_no_run_file(path)
     mode = None
     try:
         mode = path.stat().st_mode
@@ -98,6 +107,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 "space"
             ) from error
         raise
+
+
+def _check_no_run_file(path: Path) -> None:
+    """Not even --force replaces what was recorded, nor adds to it: it is read as a whole."""
+    for place in {path.absolute(), _target(path)}:
+        if place.name not in RUN_NAMES and not place.name.endswith(RUN_SUFFIXES):
+            continue
+        with contextlib.suppress(OSError):  # a folder that cannot be read is refused elsewhere
+            if any(name.endswith(RUN_SUFFIXES[:2]) for name in os.listdir(place.parent)):
+                raise RefusedOutputError(
+                    f"{path} has the name of a file of the run in its folder; name another file"
+                )
 
 
 def _check_folder(folder: Path, path: Path) -> None:

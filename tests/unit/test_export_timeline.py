@@ -819,3 +819,15 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
             engine = timeline._engines["host.1.0"]
             assert len(engine._spans._open) <= 1
     assert timeline.num_steps == 300
+
+
+def test_a_timeline_does_not_take_the_place_of_the_trace(tmp_path: Path, export: Export) -> None:
+    run = two_rounds().write(tmp_path / "run")
+    path = next(run.glob("*.trace.jsonl"))
+    before = path.read_bytes()
+    assert export(run, "--to", "perfetto", "-o", path, "--force") == Ran(
+        3,
+        "",
+        f"omnicache: {path} has the name of a file of the run in its folder; name another file\n",
+    )
+    assert path.read_bytes() == before

@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from omnicache_cli.errors import RefusedOutputError
+from omnicache_cli.profile.results import SUFFIXES
 from omnicache_cli.report import output
 from omnicache_cli.report.output import check_output, deliver, note
+from omnicache_cli.trace.files import SUFFIX
+from omnicache_cli.trace.folder import PROFILE_NAME
+from omnicache_cli.trace.manifest import MANIFEST_NAME
 
 
 def test_a_result_goes_to_stdout_and_nothing_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +56,42 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     check_output(path, force=True)
     deliver("new", path, quiet=True)
     assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    "name", ["vm.1.trace.jsonl", "vm.2.trace.jsonl", "run.json", "profile.json", "vm.1.raw.txt"]
+)
+def test_no_file_of_a_run_is_replaced_or_added(name: str, force: bool, tmp_path: Path) -> None:
+    for one in ("vm.1.trace.jsonl", "run.json", "hits.json"):
+        (tmp_path / one).write_text("recorded")
+    path = tmp_path / name
+    said = f"{path} has the name of a file of the run in its folder; name another file"
+    assert refusal(path, force=force) == said
+    (tmp_path / "other").mkdir()
+    for link, target in (("link.json", path), ("folder", tmp_path)):
+        (tmp_path / "other" / link).symlink_to(target)
+    assert "has the name of a file of the run" in refusal(tmp_path / "other/folder" / name)
+    if path.exists():
+        assert "has the name of a file of the run" in refusal(
+            tmp_path / "other/link.json", force=True
+        )
+    check_output(tmp_path / "hits.json", force=True)
+    check_output(tmp_path / "other" / name, force=force)  # no run is there
+
+
+def test_another_name_of_a_file_of_a_run_is_replaced_and_the_file_stays(tmp_path: Path) -> None:
+    recorded, other = tmp_path / "vm.1.trace.jsonl", tmp_path / "hits.json"
+    recorded.write_text("recorded")
+    os.link(recorded, other)
+    check_output(other, force=True)
+    deliver("new", other, quiet=True)
+    assert (recorded.read_text(), other.read_text()) == ("recorded", "new")
+
+
+def test_the_names_of_a_run_are_those_that_are_written() -> None:
+    assert (MANIFEST_NAME, PROFILE_NAME) == output.RUN_NAMES
+    assert {SUFFIX, *SUFFIXES.values()} == set(output.RUN_SUFFIXES)
 
 
 def test_a_folder_is_refused_even_by_force(tmp_path: Path) -> None:
