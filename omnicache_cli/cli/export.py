@@ -72,7 +72,7 @@ def _export_timeline(folder: Path, output: Path, *, force: bool, quiet: bool) ->
         if output == STDOUT:
             write_timeline(timeline, sys.stdout.buffer)
         else:
-            with replacing(output) as stream:
+            with replacing(output, force=force) as stream:
                 if output.suffix == ".gz":
                     with compressed(stream) as packed:
                         write_timeline(timeline, packed)

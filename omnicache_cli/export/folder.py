@@ -5,6 +5,7 @@ an export wrote is ever removed.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -66,10 +67,16 @@ def new_folder(path: Path, *, force: bool) -> Iterator[Path]:
     try:
         working = Path(tempfile.mkdtemp(prefix=f".{target.name}.omnicache-", dir=target.parent))
         yield working
-        _put_in_place(working, target)
+        if force:
+            _put_in_place(working, target)
+        else:
+            working.rename(target)  # of several writers at once only one finds no or an empty one
     except BaseException as error:
         if working is not None:
             shutil.rmtree(working, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            again = "export again" if force else "pass --force to replace it"
+            raise RefusedOutputError(f"{path} was filled meanwhile; {again}") from None
         if isinstance(error, OSError):
             raise RefusedOutputError(
                 f"cannot write {path}: {error.strerror or error}; name another folder, or free "
@@ -92,7 +99,11 @@ def _put_in_place(working: Path, target: Path) -> None:
         working.rename(target)
     except OSError:
         if aside is not None:
-            aside.rename(target)
+            try:
+                aside.rename(target)
+            except OSError:
+                if target.is_dir():  # another --force has replaced the same export
+                    shutil.rmtree(aside, ignore_errors=True)
         raise
     if aside is not None:
         shutil.rmtree(aside, ignore_errors=True)

@@ -82,11 +82,12 @@ def deliver(text: str, path: Path | None, *, quiet: bool = False) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, force: bool = True) -> Iterator[BinaryIO]:
     """A new file that only its owner reads; it takes the place of `path` once the block has ended
     well, and is gone otherwise: the old file stays whole until the new one is on the disk.
 
-    RefusedOutputError: it cannot be written.
+    RefusedOutputError: it cannot be written; or, without `force`, a file of that name has appeared
+    meanwhile, which stays.
     """
     target = _target(path)
     temporary = None
@@ -96,11 +97,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if not force:  # of several writers at once only one makes the name
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         os.replace(temporary, target)
     except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        if isinstance(error, FileExistsError):
+            raise RefusedOutputError(f"{path} exists; pass --force to replace it") from None
         if isinstance(error, OSError):
             raise RefusedOutputError(
                 f"cannot write {path}: {error.strerror or error}; name another file, or free some "

@@ -15,7 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from omnicache_cli.advice import install_extra
+from omnicache_cli.errors import RefusedOutputError
 from omnicache_cli.export import dataset, writers
+from omnicache_cli.export.folder import new_folder
 from omnicache_cli.export.tables import TABLES
 from omnicache_cli.trace.records import Evicted, Preempted, RequestRecord
 from omnicache_cli.trace.run import Run
@@ -365,6 +367,43 @@ def test_an_export_is_kept_unless_forced(tmp_path: Path, export: Export) -> None
     assert sorted(one.name for one in folder.iterdir() if one.is_dir()) == [
         *("engines", "evictions", "rank_steps", "request_steps", "requests", "steps")
     ]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["run", "t"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_of_exports_at_once_one_wins_and_the_others_say_so(force: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+
+    def both() -> None:
+        with new_folder(folder, force=False) as mine:
+            (mine / "steps.csv").write_text("mine")
+            with new_folder(folder, force=force) as theirs:
+                (theirs / "steps.csv").write_text("theirs")
+
+    with pytest.raises(RefusedOutputError) as refused:
+        both()
+    assert str(refused.value) == f"{folder} was filled meanwhile; pass --force to replace it"
+    assert (folder / "steps.csv").read_text() == "theirs"
+    assert [one.name for one in tmp_path.iterdir()] == ["t"]
+
+
+def test_of_forced_exports_at_once_none_leaves_litter(
+    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = two_rounds().write(tmp_path / "run"), tmp_path / "t"
+    exported(export, run, folder, "csv")
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        if target == folder and not folder.exists():  # another one is faster
+            folder.mkdir()
+            (folder / "steps.csv").write_text("theirs")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    ran = export(run, "--to", "csv", "-o", folder, "--force")
+    assert ran == Ran(3, "", f"omnicache: {folder} was filled meanwhile; export again\n")
+    assert (folder / "steps.csv").read_text() == "theirs"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["run", "t"]
 
 

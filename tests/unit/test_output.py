@@ -123,6 +123,21 @@ def test_a_name_too_long_for_the_file_system_is_refused(tmp_path: Path) -> None:
     assert "File name too long" in refusal(tmp_path / ("a" * 300))
 
 
+def test_of_writers_at_once_one_wins_and_the_others_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+
+    def both() -> None:
+        with output.replacing(path, force=False) as mine:
+            mine.write(b"mine")
+            with output.replacing(path, force=False) as theirs:
+                theirs.write(b"theirs")
+
+    with pytest.raises(RefusedOutputError) as refused:
+        both()
+    assert str(refused.value) == f"{path} exists; pass --force to replace it"
+    assert (path.read_text(), os.listdir(tmp_path)) == ("theirs", ["a"])
+
+
 def test_a_link_stays_a_link_and_its_target_is_replaced(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")
