@@ -8,13 +8,12 @@ from typing import Any, Literal
 import msgspec
 
 from omnicache_cli import __version__
-from omnicache_cli.errors import BadTraceError
 from omnicache_cli.export.folder import DESCRIPTION_NAME, FORMAT, new_folder, open_new
 from omnicache_cli.export.rows import TableRows
 from omnicache_cli.export.tables import TABLES, TableForm
 from omnicache_cli.export.timeline import without_folder
 from omnicache_cli.export.writers import ROW_GROUP, CsvFolder, ParquetFolder, Row, TableWriter
-from omnicache_cli.trace.run import Run, missing_parts
+from omnicache_cli.trace.run import Run, missing_parts, without_scheduler
 
 FORMAT_VERSION = 1
 Kind = Literal["parquet", "csv"]
@@ -34,9 +33,7 @@ def export_tables(run: Run, path: Path, kind: Kind, *, force: bool) -> dict[str,
             writer.abandon()
             raise
         if not run.engines:
-            raise BadTraceError(
-                f"{run.folder} has no scheduler's records; the file of that process is missing"
-            )
+            raise without_scheduler(run)
         description = describe(run, kind, num_rows)
         with os.fdopen(open_new(folder / DESCRIPTION_NAME), "wb") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")

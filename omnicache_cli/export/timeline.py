@@ -15,7 +15,7 @@ from omnicache_cli.export.event import TraceEvent, microseconds
 from omnicache_cli.export.samples import Samples
 from omnicache_cli.export.tracks import Tracks
 from omnicache_cli.trace.records import EngineSource
-from omnicache_cli.trace.run import RankFile, Run, missing_parts
+from omnicache_cli.trace.run import RankFile, Run, missing_parts, without_scheduler
 
 FORMAT = "omnicache timeline"
 FORMAT_VERSION = 1
@@ -43,6 +43,7 @@ class Timeline:
         self._ids = count(1)
 
     def events(self) -> Iterator[TraceEvent]:
+        """BadTraceError: the run is damaged, or has neither a scheduler's records nor samples."""
         yield from self.tracks.take_metadata()
         for step in self._run.steps():
             self.num_steps += 1
@@ -50,6 +51,8 @@ class Timeline:
             for event in engine.of_step(step):
                 yield from self.tracks.take_metadata()
                 yield event
+        if not self._run.engines and self._samples is None:
+            raise without_scheduler(self._run)
         for name, source in self._run.engines.items():
             engine = self._engine(source)
             for event in engine.rest(self._run.never_scheduled_on.get(name, [])):

@@ -300,6 +300,14 @@ def missing_parts(run: Run) -> list[str]:
     return lines
 
 
+def without_scheduler(run: Run) -> BadTraceError:
+    """Why a run that was read to its end says nothing of a cache."""
+    return BadTraceError(
+        f"{run.folder} has no scheduler's records: the file of that process is missing, or ends "
+        "before its first one; record the run again"
+    )
+
+
 def _why_empty(folder: Path, manifest: Manifest | None) -> str:
     if manifest is None:
         return f"{folder} is not a run folder: it holds no *{SUFFIX} file; name one of trace -o"

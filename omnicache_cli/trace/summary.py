@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from omnicache_cli.errors import BadTraceError
 from omnicache_cli.trace.invariants import InvariantChecker, Violation
 from omnicache_cli.trace.phases import PHASES, step_times
 from omnicache_cli.trace.records import (
@@ -22,7 +21,7 @@ from omnicache_cli.trace.records import (
     Preempted,
     RequestRecord,
 )
-from omnicache_cli.trace.run import Run
+from omnicache_cli.trace.run import Run, without_scheduler
 from omnicache_cli.trace.steps import Request, Step
 
 TEXT = "text"
@@ -238,9 +237,7 @@ def summarize(
     if checker is not None:
         summary.broken_invariants = checker.num_broken
     if not run.engines:
-        raise BadTraceError(
-            f"{run.folder} has no scheduler's records; the file of that process is missing"
-        )
+        raise without_scheduler(run)
     if steps is None:
         _add_arrivals(summary, run.never_scheduled)
         _add_events(summary, run.after_last)

@@ -496,12 +496,18 @@ def test_a_damaged_run_leaves_nothing(tmp_path: Path, export: Export) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_run_without_a_scheduler_is_refused(tmp_path: Path, export: Export) -> None:
+@pytest.mark.parametrize("to", ["csv", "parquet", "perfetto"])
+def test_a_run_without_a_scheduler_is_refused(to: str, tmp_path: Path, export: Export) -> None:
     recording = two_rounds()
     recording.records = []
-    ran = export(recording.write(tmp_path / "run"), "--to", "csv", "-o", tmp_path / "t")
-    assert ran.code == 3
-    assert "has no scheduler's records" in ran.err
+    run = recording.write(tmp_path / "run", is_finished=False)
+    assert export(run, "--to", to, "-o", tmp_path / "t") == Ran(
+        3,
+        "",
+        f"omnicache: {run} has no scheduler's records: the file of that process is missing, or "
+        "ends before its first one; record the run again\n",
+    )
+    assert [one.name for one in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_cut_run_says_what_it_lacks(tmp_path: Path, export: Export) -> None:
