@@ -50,7 +50,7 @@ def show(
         bool, typer.Option("--follow", help="Totals while the run is written, until it ends.")
     ] = False,
     interval: Annotated[
-        float, typer.Option(min=0.1, help="With --follow: seconds between two looks.")
+        float, typer.Option(min=0.1, max=3600, help="With --follow: seconds between two looks.")
     ] = 1.0,
     engine: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this engine: its id, number or stage.")

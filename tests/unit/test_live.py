@@ -320,6 +320,13 @@ def test_show_follow_stands_alone(options: tuple[str, ...], show: Show) -> None:
     assert (ran.code, ran.out) == (2, "")
 
 
+@pytest.mark.parametrize("interval", ["inf", "nan", "1e300", "1e11", "3601", "0", "-inf"])
+def test_an_interval_that_cannot_be_waited_for_is_refused(interval: str, show: Show) -> None:
+    ran = show(RECORDED / "preemption", "--follow", "--interval", interval)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--interval" in ran.err
+
+
 def test_ctrl_c_ends_the_view_and_nothing_is_lost(tmp_path: Path) -> None:
     run = two_rounds().write(tmp_path / "run", is_finished=False)
     command = [*OMNICACHE, "show", str(run), "--follow", "--interval", "0.1"]
