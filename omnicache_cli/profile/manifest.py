@@ -79,7 +79,7 @@ def read_profile_manifest(folder: Path) -> ProfileManifest | None:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadTraceError(
-            f"cannot read {path}: {error}; remove it to read the run without its samples"
+            f"cannot read {path}: {error}; remove {path.name} to read the run without its samples"
         ) from error
     if manifest.schema_version != PROFILE_SCHEMA_VERSION:
         raise BadTraceError(

@@ -60,7 +60,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadTraceError(
-            f"cannot read {path}: {error}; remove it to read the run without its rounds"
+            f"cannot read {path}: {error}; remove {path.name} to read the run without its rounds"
         ) from error
     if manifest.schema_version != SCHEMA_VERSION:
         raise BadTraceError(

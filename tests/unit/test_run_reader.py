@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from omnicache_cli.errors import BadTraceError
+from omnicache_cli.profile.manifest import read_profile_manifest
 from omnicache_cli.trace.manifest import read_manifest
 from omnicache_cli.trace.records import (
     AfterStep,
@@ -234,6 +235,17 @@ def test_the_manifest_is_optional_but_not_broken(tmp_path: Path) -> None:
     assert manifest is not None
     assert manifest.num_rounds == 3
 
+    for read, name, part in (
+        (read_manifest, "run.json", "rounds"),
+        (read_profile_manifest, "profile.json", "samples"),
+    ):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(BadTraceError) as refused:
+            read(tmp_path)
+        assert str(refused.value) == (
+            f"cannot read {tmp_path / name}: Object missing required field `schema_version`; "
+            f"remove {name} to read the run without its {part}"
+        )
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(BadTraceError, match=r"run\.json"):
         read_manifest(tmp_path)
