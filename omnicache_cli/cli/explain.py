@@ -2,7 +2,6 @@
 
 import tempfile
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ from omnicache_cli.cli.engine_args import engine_args
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import EXIT_DIFFERS, EXIT_DONE, BadInputError, UsageError
 from omnicache_cli.report.formats import Format, format_for, render
+from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.output import check_output, deliver, note
 
 if TYPE_CHECKING:
@@ -128,13 +128,13 @@ def explain(
     elif prompts is not None:
         with tempfile.TemporaryDirectory(prefix="omnicache-") as folder:
             pool_run = run_prompts(prompts, Path(folder), context.params)
-            again = f"explain --prompts {quote(str(prompts))} …"
+            again = f"explain --prompts {quoted(str(prompts))} …"
             subject = {"prompts": str(prompts)}
             show(pool_run, subject, again, context.params)
     elif run is not None:
         from omnicache_cli.trace.run import Run
 
-        show(Run(run), {"run": str(run)}, f"explain {quote(str(run))}", context.params)
+        show(Run(run), {"run": str(run)}, f"explain {quoted(str(run))}", context.params)
 
 
 def show(run: "Run", subject: dict[str, str], again: str, given: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Quiet
 from omnicache_cli.errors import RefusedOutputError, UsageError
+from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.output import check_output, note, replacing
 
 if TYPE_CHECKING:
@@ -114,5 +114,5 @@ def _export_tables(
         table = "steps/**/*.parquet" if to == "parquet" else "steps.csv"
         path = f"{output}/{table}".replace("'", "''")
         query = f"FROM '{path}'"
-        is_plain = not set(query) & set('"$`\\!')
-        note("next: duckdb -c " + (f'"{query}"' if is_plain else quote(query)))
+        is_plain = query.isprintable() and not set(query) & set('"$`\\!')
+        note("next: duckdb -c " + (f'"{query}"' if is_plain else quoted(query)))

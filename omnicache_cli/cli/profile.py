@@ -4,7 +4,6 @@ import inspect
 import time
 from collections.abc import Callable
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from omnicache_cli.errors import (
     UsageError,
 )
 from omnicache_cli.report.formats import format_for, render
+from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.output import check_output, deliver, note
 from omnicache_cli.trace.files import is_traced
 from omnicache_cli.trace.folder import check_folder
@@ -195,12 +195,12 @@ def _deliver(context: typer.Context, folder: Path, found: "Profile", run: "Run |
     if given["quiet"]:
         return
     if run is not None and plan_has_a_clock(found):
-        note(f"next: omnicache export {quote(str(folder))} --to perfetto")
+        note(f"next: omnicache export {quoted(str(folder))} --to perfetto")
     elif run is not None:
-        note(f"next: omnicache show {quote(str(folder))}")
+        note(f"next: omnicache show {quoted(str(folder))}")
     else:
         picture = folder / found.manifest.processes[0].files["flamegraph"]
-        note(f"next: open {quote(str(picture))} in a browser")
+        note(f"next: open {quoted(str(picture))} in a browser")
 
 
 def plan_has_a_clock(found: "Profile") -> bool:

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,6 +15,7 @@ from omnicache_cli.cli.trace import check_surroundings, model_and_workload
 from omnicache_cli.errors import UsageError
 from omnicache_cli.profile.compare import MIN_PAIRS
 from omnicache_cli.report.formats import Format, format_for, render
+from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.model import Cell
 from omnicache_cli.report.output import check_output, deliver, note
 from omnicache_cli.trace.folder import check_folder, prepare_folder
@@ -113,7 +113,7 @@ def compare_cache(
     if output is not None:
         note(sentence(comparison))
     if run is not None and not quiet:
-        note(f"next: omnicache show {quote(str(run))} --phases")
+        note(f"next: omnicache show {quoted(str(run))} --phases")
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`omnicache show`: what a recorded run did, as tables."""
 
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -9,6 +8,7 @@ import typer
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import EXIT_DONE, UsageError
 from omnicache_cli.report.formats import Format, format_for, render
+from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.output import check_output, deliver, note
 
 
@@ -113,7 +113,7 @@ def show(
         for line in missing_parts(one):
             note(line)
     if view.next_options is not None and not quiet:
-        note(f"next: omnicache show {quote(str(run))} {view.next_options}")
+        note(f"next: omnicache show {quoted(str(run))} {view.next_options}")
     if view.exit_code != EXIT_DONE:
         raise typer.Exit(view.exit_code)
 
@@ -136,4 +136,4 @@ def _follow(
         )
     show_follow(run, interval)
     if not quiet:
-        note(f"next: omnicache show {quote(str(run))} --summary")
+        note(f"next: omnicache show {quoted(str(run))} --summary")

@@ -1,7 +1,6 @@
 """`omnicache tiny-model`: a model small enough for a laptop and for continuous integration."""
 
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -9,6 +8,7 @@ import typer
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import UsageError
 from omnicache_cli.report.formats import format_for, render
+from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.model import Facts, Report
 from omnicache_cli.report.output import check_output, deliver, note
 
@@ -82,4 +82,4 @@ def tiny_model(
     report = Report("tiny-model", "Tiny model", facts, (Facts("", facts),))
     deliver(render(report, format, output), output, quiet=quiet)
     if not quiet:
-        note(f"next: omnicache trace {quote(str(directory))} {FIRST_TRACE.get(kind, '--help')}")
+        note(f"next: omnicache trace {quoted(str(directory))} {FIRST_TRACE.get(kind, '--help')}")

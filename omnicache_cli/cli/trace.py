@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +35,7 @@ from omnicache_cli.errors import (
     UsageError,
 )
 from omnicache_cli.report.formats import Format, render
+from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.output import deliver, note
 from omnicache_cli.trace.files import is_traced
 from omnicache_cli.trace.folder import check_folder
@@ -177,7 +177,7 @@ def trace(
     summary = report_run(folder, format, dropped=dropped, to_stderr=runs_a_command)
     if not quiet:
         hint = " --check" if summary.broken_invariants else ""
-        note(f"next: omnicache show {quote(str(folder))}{hint}")
+        note(f"next: omnicache show {quoted(str(folder))}{hint}")
     if code == EXIT_DONE:
         if summary.dropped_records:
             raise EngineFailedError(

@@ -1,8 +1,7 @@
 """The rules that hold for everyone, each with its reason; docs/monitor.md lists them."""
 
-from shlex import quote
-
 from omnicache_cli.monitor.rules import Rule, parse_conditions
+from omnicache_cli.report.layout import quoted
 
 RECORD = "omnicache trace -o run -- vllm serve ..."
 """How a run of the same server comes to be."""
@@ -91,7 +90,7 @@ def default_rules(run: str | None) -> list[Rule]:
     before = () if run is not None else (RECORD,)
     rules = []
     for rule in _DEFAULTS:
-        commands = tuple(one.format(run=quote(run or "run")) for one in rule.next_commands)
+        commands = tuple(one.format(run=quoted(run or "run")) for one in rule.next_commands)
         needs_run = any("{run}" in one for one in rule.next_commands)
         rules.append(
             replace(

@@ -3,6 +3,7 @@
 Owns nothing but characters: no tables, no reports.
 """
 
+import shlex
 import unicodedata
 
 # A line is best broken after one of these.
@@ -20,6 +21,24 @@ def escaped(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def quoted(text: str) -> str:
+    """The text as one word of a shell's command line, such that it is printable.
+
+    What is not printable stands in $'…' as the bytes of a file name, which bash, zsh and ksh take.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_in_dollar_quotes, text)) + "'"
+
+
+def _in_dollar_quotes(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", errors="surrogateescape"))
 
 
 def char_width(char: str) -> int:

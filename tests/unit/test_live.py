@@ -312,6 +312,14 @@ def test_show_follow_of_a_run_that_has_ended_shows_its_last_state(name: str, sho
     )
 
 
+def test_a_hint_names_a_run_as_a_shell_reads_it(tmp_path: Path, show: Show) -> None:
+    run = two_rounds().write(tmp_path / "ev il\n\x1b[31m")
+    path = f"$'{tmp_path}/ev il\\012\\033[31m'"
+    assert show(run, "--quiet", "--summary").code == 0
+    assert show(run).err.splitlines()[-1].startswith(f"next: omnicache show {path} --")
+    assert show(run, "--follow").err == f"next: omnicache show {path} --summary\n"
+
+
 @pytest.mark.parametrize(
     "options", [("--summary",), ("--format", "json"), ("-o", "x"), ("--engine", "0")]
 )

@@ -14,6 +14,7 @@ import pytest
 from omnicache_cli.errors import RefusedOutputError
 from omnicache_cli.profile.results import SUFFIXES
 from omnicache_cli.report import output
+from omnicache_cli.report.layout import escaped, quoted
 from omnicache_cli.report.output import check_output, deliver, note
 from omnicache_cli.trace.files import SUFFIX
 from omnicache_cli.trace.folder import PROFILE_NAME
@@ -257,3 +258,22 @@ def test_a_result_that_does_not_fit_is_no_success_without_buffering(tmp_path: Pa
     )
     assert done.returncode == 1
     assert "cannot write the result to stdout: File too large" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("run", "run"),
+        ("my run's", "'my run'\"'\"'s'"),
+        ("ev il\n\x1b[31m", "$'ev il\\012\\033[31m'"),
+        ("it's\\\t7é", "$'it\\'s\\\\\\0117é'"),
+        ("not utf-8 \udcff", "$'not utf-8 \\377'"),
+        ("\u202e", "$'\\342\\200\\256'"),
+    ],
+)
+def test_a_hint_quotes_a_name_as_a_shell_reads_it(name: str, word: str) -> None:
+    assert quoted(name) == word == escaped(quoted(name))
+    said = subprocess.run(
+        ["bash", "-c", f"printf %s {word}"], capture_output=True, check=True, timeout=30
+    )
+    assert os.fsdecode(said.stdout) == name
