@@ -128,6 +128,8 @@ def _follow(
     quiet: bool,
 ) -> None:
     from omnicache_cli.cli.live import show_follow
+    from omnicache_cli.trace.run import Run, missing_parts
+    from omnicache_cli.trace.summary import summarize
 
     if engine is not None or output is not None or format is not None:
         raise UsageError(
@@ -135,5 +137,9 @@ def _follow(
             "--format"
         )
     show_follow(run, interval)
+    whole = Run(run)
+    summarize(whole)  # refuses what the views of a run refuse, before the hint leads there
+    for line in missing_parts(whole):
+        note(line)
     if not quiet:
         note(f"next: omnicache show {quoted(str(run))} --summary")

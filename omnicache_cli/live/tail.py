@@ -86,10 +86,17 @@ class FolderTail:
         return sum(one.num_damaged for one in self.files.values())
 
     def read(self) -> Iterator[tuple[str, AnyRecord]]:
-        """The appended records, each with the name of its file."""
+        """The appended records, each with the name of its file.
+
+        BadTraceError: one is no regular file, or of another schema.
+        """
         for path in rank_files(self._folder):
             file = self.files.get(path.name)
             if file is None:
+                if path.exists() and not path.is_file():  # a pipe would be waited for
+                    raise BadTraceError(
+                        f"{path} is no regular file; name a run folder of omnicache trace"
+                    )
                 file = self.files[path.name] = FileTail(path)
             for record in file.read():
                 yield path.name, record

@@ -328,6 +328,51 @@ def test_show_follow_stands_alone(options: tuple[str, ...], show: Show) -> None:
     assert (ran.code, ran.out) == (2, "")
 
 
+def test_show_follow_says_what_a_cut_run_lacks(tmp_path: Path, show: Show) -> None:
+    run = two_rounds().write(tmp_path / "run", is_finished=False)
+    write_manifest(run)
+    ran = show(run, "--follow")
+    lacks, hint = ran.err.splitlines()
+    assert (ran.code, lacks) == (0, show(run, "--phases", "--quiet").err.rstrip("\n"))
+    assert lacks.startswith(f"{run}: host.1{SUFFIX} has no end record: ")
+    assert hint == f"next: omnicache show {run} --summary"
+    assert show(run, "--follow", "--quiet").err == f"{lacks}\n"
+
+
+@pytest.mark.parametrize("damage", ["worker", "scheduler", "header only", "no file"])
+def test_show_follow_of_a_damaged_run_ends_as_other_views(
+    damage: str, tmp_path: Path, show: Show
+) -> None:
+    run = two_rounds().write(tmp_path / "run")
+    write_manifest(run)
+    path = run / f"host.1{SUFFIX}"
+    content = path.read_bytes()
+    if damage == "worker":
+        path.write_bytes(content.replace(b'{"type":"forward"', b'{"type":"forward"?', 1))
+    elif damage == "scheduler":
+        path.write_bytes(content.replace(b'"type":"after"', b'"type":"other"', 1))
+    elif damage == "header only":
+        path.write_bytes(content.splitlines(keepends=True)[0])
+    else:
+        path.unlink()
+    ran = show(run, "--follow")
+    assert (ran.code, ran.err) == (3, show(run, "--summary").err)
+    assert ran.err.startswith("omnicache: ")
+    assert "next: " not in ran.err
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_trace_that_is_no_file_is_refused_and_not_waited_for(
+    kind: str, tmp_path: Path, show: Show
+) -> None:
+    path = tmp_path / f"host.1{SUFFIX}"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    ran = show(tmp_path, "--follow")
+    said = f"omnicache: {path} is no regular file; name a run folder of omnicache trace\n"
+    assert ran == Ran(3, "", said)
+    assert show(tmp_path).err == said
+
+
 @pytest.mark.parametrize("interval", ["inf", "nan", "1e300", "1e11", "3601", "0", "-inf"])
 def test_an_interval_that_cannot_be_waited_for_is_refused(interval: str, show: Show) -> None:
     ran = show(RECORDED / "preemption", "--follow", "--interval", interval)
