@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import EXIT_DIFFERS, UsageError
 from omnicache_cli.report.formats import format_for, render
@@ -53,7 +54,8 @@ def doctor(
     format_for(format, output)
     if deep and not quiet:
         note("importing vLLM; this takes half a minute")
-    facts = gather(is_deep=deep, limit_s=limit)
+    with termination_as_interrupt():
+        facts = gather(is_deep=deep, limit_s=limit)
     checks = checks_of(facts, is_tested)
     judged = judge_all(list(dict.fromkeys(commands or COMMANDS)), checks)
     report = report_of(facts, checks, judged, names_to_hide(os.environ))
