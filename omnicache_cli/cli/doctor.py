@@ -22,7 +22,10 @@ def doctor(
         bool, typer.Option("--deep", help="Import vLLM itself too, half a minute.")
     ] = False,
     limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="An import that takes longer hangs.", min=0.1)
+        float,
+        typer.Option(
+            metavar="SECONDS", help="An import that takes longer hangs.", min=0.1, max=3600
+        ),
     ] = 60.0,
     output: Output = None,
     format: OutputFormat = None,

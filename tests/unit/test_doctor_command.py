@@ -262,6 +262,24 @@ def test_a_command_that_is_not_there_is_wrong_usage(environment: Environment) ->
     assert ran.stderr == "omnicache: omnicache has no command 'trase'; did you mean trace?\n"
 
 
+@pytest.mark.parametrize(
+    ("limit", "bound"),
+    [
+        *((high, "less than or equal to 3600") for high in ("inf", "1e300", "3600.1", "nan")),
+        *((low, "greater than or equal to 0.1") for low in ("-inf", "-1", "0")),
+    ],
+)
+def test_a_limit_that_is_no_time_to_wait_is_wrong_usage(
+    environment: Environment, limit: str, bound: str
+) -> None:
+    ran = environment.run("doctor", "--limit", limit)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == (
+        f"omnicache: invalid value for '--limit': Input should be {bound}; see omnicache doctor "
+        "--help\n"
+    )
+
+
 HANGING = """\
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
