@@ -92,7 +92,7 @@ def test_the_commands_own_exit_code_comes_first(
     assert ran.returncode == code
     assert ran.stderr == (
         f"no process wrote a trace into {tmp_path / 'run'}; the command ended with exit code "
-        f"{code}\n"
+        f"{code} before any engine was traced\n"
     )
 
 
