@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import EXIT_DIFFERS, UsageError
 from omnicache_cli.report.formats import format_for, render
@@ -21,7 +22,10 @@ def doctor(
         bool, typer.Option("--deep", help="Import vLLM itself too, half a minute.")
     ] = False,
     limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="An import that takes longer hangs.", min=0.1)
+        float,
+        typer.Option(
+            metavar="SECONDS", help="An import that takes longer hangs.", min=0.1, max=3600
+        ),
     ] = 60.0,
     output: Output = None,
     format: OutputFormat = None,
@@ -53,7 +57,8 @@ def doctor(
     format_for(format, output)
     if deep and not quiet:
         note("importing vLLM; this takes half a minute")
-    facts = gather(is_deep=deep, limit_s=limit)
+    with termination_as_interrupt():
+        facts = gather(is_deep=deep, limit_s=limit)
     checks = checks_of(facts, is_tested)
     judged = judge_all(list(dict.fromkeys(commands or COMMANDS)), checks)
     report = report_of(facts, checks, judged, names_to_hide(os.environ))

@@ -25,7 +25,7 @@ from omnicache_cli.cli.commands import COMMAND_TO_RUN
 from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.trace import record_run
 from omnicache_cli.errors import EXIT_ENGINE_FAILED, EXIT_INTERRUPTED, OmnicacheError
-from omnicache_cli.profile.pyspy import end_with_parent
+from omnicache_cli.profile.parent import end_with_parent
 from omnicache_cli.profile.results import Profile, write_profile
 from omnicache_cli.profile.roles import Role
 from omnicache_cli.profile.sampling import Sampling

@@ -303,7 +303,10 @@ def say_untraced(folder: Path, code: int, *, runs_a_command: bool) -> int:
             f"no process wrote a trace into {folder}; the command must start a vLLM engine, and "
             "omnicache-cli must be installed beside that vLLM (VLLM_PLUGINS must not leave it out)"
         )
-    note(f"no process wrote a trace into {folder}; the command ended with exit code {code}")
+    note(
+        f"no process wrote a trace into {folder}; the command ended with exit code {code} before "
+        "any engine was traced"
+    )
     return code
 
 

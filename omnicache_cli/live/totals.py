@@ -22,7 +22,11 @@ from omnicache_cli.trace.records import (
 )
 
 RATE_WINDOW_NS = 5_000_000_000
-"""Steps and tokens a second are those of the last five seconds in which there was a step."""
+"""Steps and tokens a second are those of the last five seconds that were not idle."""
+
+IDLE_NS = 1_000_000_000
+"""An engine without an open request for longer than this was idle. A shorter pause belongs to the
+pace of whoever sends the requests."""
 
 
 @dataclass(slots=True)
@@ -44,7 +48,9 @@ class EngineTotals:
     _waiting: int | None = None
     _scheduled: int = 0  # requests of the last step
     _recent: deque[tuple[int, int, int]] = field(default_factory=deque)
-    # instants of the engine's file, with steps and tokens by then: at most a window's, thinned out
+    # instants, with steps and tokens by then: at most a window's, thinned out
+    _idle_ns: int = 0  # idle time so far; the instants above leave it out
+    _empty_since: int | None = None  # the instant since which no request is open
 
     @property
     def num_running(self) -> int | None:
@@ -61,6 +67,10 @@ class EngineTotals:
     @property
     def _num_open(self) -> int:
         return max(0, self.num_arrived - self.num_finished)
+
+    @property
+    def _is_empty(self) -> bool:
+        return self.num_arrived > 0 and not self._num_open
 
     @property
     def hit_rate(self) -> float | None:
@@ -85,6 +95,16 @@ class EngineTotals:
         seconds = (last - first) / 1e9
         return (more_steps - steps) / seconds, (more_tokens - tokens) / seconds
 
+    def add_request(self, record: RequestRecord) -> None:
+        """One that is told again after a lost record counts once."""
+        if record.request < self.num_arrived:
+            return
+        self.num_arrived = record.request + 1
+        if self._empty_since is not None:
+            pause_ns = record.arrival_ns - self._empty_since
+            self._idle_ns += pause_ns if pause_ns > IDLE_NS else 0
+            self._empty_since = None
+
     def add_step(self, record: SchedulerStep) -> None:
         if record.scheduled is not None:
             self._scheduled = len(record.scheduled)
@@ -99,13 +119,17 @@ class EngineTotals:
                 self.queried_tokens += one.queried_tokens
                 self.hit_tokens += one.hit_tokens
         self.add_events(record.events)
-        self._remember(record.start_ns)
+        self._remember(record.start_ns - self._idle_ns)
+        if self._is_empty:  # also a step that only tells the workers of requests that have ended
+            self._empty_since = max(self._empty_since or 0, record.start_ns)
 
     def add_after(self, record: AfterStep) -> None:
         self.add_events(record.events)
         if self.num_free_blocks is not None:
             freed = (one.block_ids for one in record.events if isinstance(one, Freed))
             self.num_free_blocks += sum(map(num_values, freed))
+        if self._is_empty and self._empty_since is None:
+            self._empty_since = record.at_ns
 
     def add_events(self, events: Iterable[AnyEvent]) -> None:
         before: AnyEvent | None = None
@@ -162,8 +186,8 @@ class RunTotals:
 
 def _count(engine: EngineTotals, record: RequestRecord | SchedulerStep | AfterStep) -> None:
     match record:
-        case RequestRecord():  # one that is told again after a lost record counts once
-            engine.num_arrived = max(engine.num_arrived, record.request + 1)
+        case RequestRecord():
+            engine.add_request(record)
         case SchedulerStep():
             engine.add_step(record)
         case AfterStep():

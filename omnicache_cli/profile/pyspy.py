@@ -5,7 +5,6 @@ while it holds the process: a stop signal may then be left behind (see `kill`).
 """
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
@@ -24,13 +23,13 @@ from omnicache_cli.errors import (
     OmnicacheError,
     RefusedOutputError,
 )
+from omnicache_cli.profile.parent import end_with_parent
 from omnicache_cli.profile.permission import why_denied
 from omnicache_cli.profile.sampling import Sampling
 
 PROGRAM = "py-spy"
 
 PATIENCE_SECONDS = 120
-PR_SET_PDEATHSIG = 1
 MAX_WORDS = 1 << 14
 """Bytes of py-spy's talk that are read, at its beginning and at its end."""
 
@@ -86,12 +85,6 @@ def check_permission(program: str) -> None:
         raise EngineFailedError(f"py-spy does not look at this Python: {error}") from error
     if looked.returncode:
         raise what_failed(os.getpid(), looked.stderr, "this Python")
-
-
-def end_with_parent(number: int) -> None:
-    """In a new process: be sent this signal when the process that made it dies."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 class Recorder:

@@ -33,6 +33,12 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None  # class of the error that ended the run
     exit_code: int | None = None  # of the command; negative: ended by that signal
 
+    @property
+    def shell_code(self) -> int | None:
+        """The command's exit code as a shell tells it: 128 and the signal, where one ended it."""
+        code = self.exit_code
+        return code if code is None or code >= 0 else 128 - code
+
 
 def request_name(prompt: int, round_number: int, num_rounds: int) -> str:
     """External request id of one prompt in one round, both from 0: p3, or p3-r1 (rounds from 1)."""

@@ -311,6 +311,11 @@ def without_scheduler(run: Run) -> BadTraceError:
 def _why_empty(folder: Path, manifest: Manifest | None) -> str:
     if manifest is None:
         return f"{folder} is not a run folder: it holds no *{SUFFIX} file; name one of trace -o"
+    if manifest.shell_code:
+        return (
+            f"{folder} holds no step: {manifest.program} ended with exit code "
+            f"{manifest.shell_code} before any engine was traced; mend it, and record it again"
+        )
     if manifest.layout == "command":
         return (
             f"{folder} holds no step: {manifest.program} started no traced vLLM engine; "

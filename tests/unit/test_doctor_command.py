@@ -5,8 +5,10 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,11 +19,18 @@ import pytest
 
 from omnicache_cli import advice
 from omnicache_cli.cli.commands import COMMANDS
+from tests.unit.test_doctor_probes import has_ended
 
 ROOT = Path(__file__).parents[2]
 BASE = ("typer", "rich", "msgspec", "jinja2")
 NMS = "operator torchvision::nms does not exist"
 MAIN = "from omnicache_cli.cli.main import main; main()"
+
+VARIABLES: dict[str, str] = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": os.environ.get("HOME", "/"),
+    "PYTHONPATH": str(ROOT),
+}
 
 TORCH = """\
 __version__ = "2.13.0"
@@ -87,19 +96,16 @@ class Environment:
     def run(
         self, *arguments: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        environment = {
-            "PATH": "/usr/bin:/bin",
-            "HOME": os.environ.get("HOME", "/"),
-            "PYTHONPATH": str(ROOT),
-            **(variables or {}),
-        }
         return subprocess.run(
-            [self.python, "-P", "-c", MAIN, *arguments],
+            self.command(*arguments),
             capture_output=True,
             text=True,
-            env=environment,
+            env={**VARIABLES, **(variables or {})},
             timeout=60,
         )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(self.python), "-P", "-c", MAIN, *arguments]
 
     def asked(self, *arguments: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
         ran = self.run("doctor", *arguments, "--format", "json", variables=variables)
@@ -254,3 +260,74 @@ def test_a_command_that_is_not_there_is_wrong_usage(environment: Environment) ->
     ran = environment.run("doctor", "trase")
     assert ran.returncode == 2
     assert ran.stderr == "omnicache: omnicache has no command 'trase'; did you mean trace?\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "bound"),
+    [
+        *((high, "less than or equal to 3600") for high in ("inf", "1e300", "3600.1", "nan")),
+        *((low, "greater than or equal to 0.1") for low in ("-inf", "-1", "0")),
+    ],
+)
+def test_a_limit_that_is_no_time_to_wait_is_wrong_usage(
+    environment: Environment, limit: str, bound: str
+) -> None:
+    ran = environment.run("doctor", "--limit", limit)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == (
+        f"omnicache: invalid value for '--limit': Input should be {bound}; see omnicache doctor "
+        "--help\n"
+    )
+
+
+HANGING = """\
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+with open(os.environ["TOLD"], "w") as told:
+    print(os.getpid(), child.pid, file=told, flush=True)
+time.sleep(600)
+"""
+"""A torch whose import never ends, and that says which processes there are."""
+
+
+def hanging_doctor(environment: Environment) -> tuple["subprocess.Popen[bytes]", list[int]]:
+    """A doctor that waits for a torch, with the processes of that import."""
+    environment.add("torch", HANGING, version="2.13.0")
+    told = environment.folder / "told"
+    os.mkfifo(told)
+    doctor = subprocess.Popen(
+        environment.command("doctor"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**VARIABLES, "TOLD": str(told)},
+        start_new_session=True,
+    )
+    return doctor, [int(one) for one in told.read_text(encoding="utf-8").split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_doctor_that_is_interrupted_ends_at_once_with_its_children(
+    environment: Environment, number: signal.Signals
+) -> None:
+    doctor, pids = hanging_doctor(environment)
+    doctor.send_signal(number)
+    out, err = doctor.communicate(timeout=5)
+    assert (doctor.returncode, out, err) == (130, b"", b"omnicache: interrupted\n")
+    for pid in pids:
+        wait_until_ended(pid)
+
+
+def test_a_doctor_that_is_killed_takes_its_child_along(environment: Environment) -> None:
+    doctor, (importing, started) = hanging_doctor(environment)
+    doctor.kill()
+    doctor.communicate(timeout=5)
+    wait_until_ended(importing)
+    os.kill(started, signal.SIGKILL)  # the import's own is out of reach of a killed doctor
+
+
+def wait_until_ended(pid: int) -> None:
+    """A kill takes effect soon, not at once."""
+    until = time.monotonic() + 5
+    while not has_ended(pid):
+        assert time.monotonic() < until, f"process {pid} is still there"
+        time.sleep(0.01)

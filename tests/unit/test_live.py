@@ -23,9 +23,17 @@ from omnicache_cli.live import tail as tail_module
 from omnicache_cli.live.follow import check_followed, follow
 from omnicache_cli.live.screen import LineScreen
 from omnicache_cli.live.tail import FolderTail
-from omnicache_cli.live.totals import RunTotals
+from omnicache_cli.live.totals import EngineTotals, RunTotals
 from omnicache_cli.trace.files import SUFFIX
-from omnicache_cli.trace.records import Gap, SchedulerStep
+from omnicache_cli.trace.records import (
+    AfterStep,
+    AnyRecord,
+    CacheReset,
+    Finished,
+    Gap,
+    RequestRecord,
+    SchedulerStep,
+)
 from omnicache_cli.trace.run import Run
 from omnicache_cli.trace.summary import summarize
 from tests.unit.run_builder import (
@@ -157,6 +165,73 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     (engine,) = totals.engines.values()
     assert engine.rate() == (1.0, 3.0)
     assert len(engine._recent) < 60
+
+
+def engine_with(*records: AnyRecord) -> EngineTotals:
+    """What these records of one engine add up to."""
+    totals = RunTotals()
+    for record in (Recording().records[0], *records):
+        totals.add("f", record)
+    (engine,) = totals.engines.values()
+    return engine
+
+
+def request(number: int, at_ns: int) -> RequestRecord:
+    return RequestRecord(0, number, f"r{number}", at_ns, 0, 8, 16, [])
+
+
+def step_at(step: int, at_ns: int) -> SchedulerStep:
+    return SchedulerStep(0, step, at_ns, 1, 1, 0, 9, [0] * 3, None)
+
+
+def ended(number: int, step: int, at_ns: int) -> AfterStep:
+    return AfterStep(0, step, at_ns, [Finished(number, "length", 1)])
+
+
+def burst(number: int, first: int, arrival_ns: int) -> list[AnyRecord]:
+    """A request with 72 steps, one each 10 ms, and the step that tells the workers of its end."""
+    starts = [arrival_ns + one * 10_000_000 for one in range(1, 74)]
+    steps = [step_at(first + one, start_ns) for one, start_ns in enumerate(starts)]
+    return [
+        request(number, arrival_ns),
+        *steps[:-1],
+        ended(number, first + 71, starts[-1] - 1),
+        steps[-1],
+    ]
+
+
+def test_time_without_a_request_does_not_count() -> None:
+    """13.7 s of it, with a cache reset in the middle, and then the same burst again."""
+    before = burst(0, 0, 0)
+    reset = AfterStep(0, 72, 5_000_000_000, [CacheReset(True)])
+    again = burst(1, 73, 730_000_000 + 13_700_000_000)
+    assert engine_with(*before).rate() == (100.0, 300.0)
+    assert engine_with(*before, reset).rate() == (100.0, 300.0)
+    assert engine_with(*before, reset, *again).rate() == (100.0, 300.0)
+    assert engine_with(*before, reset, *again[:2]).rate() == (100.0, 300.0)
+
+
+def test_slow_steps_are_slow_and_not_idle() -> None:
+    """Two seconds each: of one request, and of a request each that comes when the last one ends."""
+    of_one = [step_at(step, step * 2_000_000_000) for step in range(9)]
+    assert engine_with(request(0, 0), *of_one).rate() == (0.5, 1.5)
+    of_many: list[AnyRecord] = []
+    for number, step in enumerate(of_one):
+        end_ns = step.start_ns + 2_000_000_000
+        of_many += [request(number, step.start_ns), step, ended(number, number, end_ns)]
+    assert engine_with(*of_many).rate() == (0.5, 1.5)
+
+
+def test_a_second_without_a_request_is_a_pause_and_more_is_idle() -> None:
+    first = [request(0, 0), step_at(0, 0), ended(0, 0, 1_000_000_000)]
+    for pause_ns, seconds in ((1_000_000_000, 2.0), (1_000_000_001, 1.0)):
+        at_ns = 1_000_000_000 + pause_ns
+        (steps, tokens) = engine_with(*first, request(1, at_ns), step_at(1, at_ns)).rate() or (0, 0)
+        assert (steps, tokens) == (1 / seconds, 3 / seconds)
+
+
+def test_a_single_step_has_no_rate() -> None:
+    assert engine_with(request(0, 0), step_at(0, 10_000_000)).rate() is None
 
 
 # -- files ------------------------------------------------------------------------------------

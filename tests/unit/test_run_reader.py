@@ -128,6 +128,18 @@ def test_an_empty_folder_is_no_run_folder(tmp_path: Path) -> None:
             {"layout": "command", "program": "python"},
             r"holds no step: python started no traced vLLM engine; omnicache-cli must be",
         ),
+        (
+            {"layout": "command", "program": "python", "finished": True, "exit_code": 0},
+            r"holds no step: python started no traced vLLM engine; omnicache-cli must be",
+        ),
+        *(
+            (
+                {"layout": "command", "program": "python", "finished": True, "exit_code": code},
+                rf"holds no step: python ended with exit code {shown} before any engine was "
+                r"traced; mend it, and record it again$",
+            )
+            for code, shown in ((1, 1), (-9, 137))
+        ),
     ],
 )
 def test_a_run_without_a_step_says_how_it_ended(

@@ -92,8 +92,31 @@ def test_the_commands_own_exit_code_comes_first(
     assert ran.returncode == code
     assert ran.stderr == (
         f"no process wrote a trace into {tmp_path / 'run'}; the command ended with exit code "
-        f"{code}\n"
+        f"{code} before any engine was traced\n"
     )
+
+
+@pytest.mark.parametrize("failing", [["true"], ["false"], python("import os; os.kill(0, 9)")])
+def test_what_traced_nothing_may_be_tried_again_without_force(
+    tmp_path: Path, failing: list[str]
+) -> None:
+    """Also where the command took omnicache along: then run.json does not say how it ended."""
+    two_rounds().write(tmp_path / "made")
+    subprocess.run(
+        [*OMNICACHE, "trace", "-o", str(tmp_path / "run"), "--", *failing],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["run.json"]
+    assert omnicache_trace(tmp_path / "run", *copying(tmp_path / "made")).returncode == 0
+    refused = omnicache_trace(tmp_path / "run", "true")
+    assert (refused.returncode, refused.stderr) == (
+        3,
+        f"omnicache: {tmp_path / 'run'} holds a run; pass --force to replace it\n",
+    )
+    assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
 
 
 def test_a_program_that_is_not_there_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:

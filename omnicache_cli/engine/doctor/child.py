@@ -8,16 +8,20 @@ goes to stderr.
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from omnicache_cli.profile.parent import end_with_parent
 
 MAX_ERROR = 300
 """Characters of an error that are passed on."""
 
 
 def main() -> None:
+    end_with_parent(signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for name in sys.argv[1:]:

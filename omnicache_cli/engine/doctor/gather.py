@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from omnicache_cli import __version__, advice
 from omnicache_cli.doctor.facts import Facts, Package, Plugin, Probe
 from omnicache_cli.engine.doctor import system
+from omnicache_cli.engine.doctor.children import Children
 from omnicache_cli.engine.doctor.probes import probe
 
 MODULES: Mapping[str, tuple[str, ...]] = {
@@ -57,12 +59,14 @@ def gather(*, is_deep: bool = False, limit_s: float = LIMIT_S) -> Facts:
     packages = {module: _package(module, names) for module, names in MODULES.items()}
     light = [one for one in IMPORTED if _is_there(packages, "torch" if one == "devices" else one)]
     deep = [one for one in IMPORTED_DEEP if is_deep and _is_there(packages, one)]
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        tried = pool.submit(probe, light, limit_s=limit_s)
-        tried_deep = pool.submit(probe, deep, limit_s=max(limit_s, DEEP_LIMIT_S))
-        traced = pool.submit(system.ptrace)
-        cards = pool.submit(system.gpus)
+    with ThreadPoolExecutor(max_workers=4) as pool, _ended_when_interrupted() as children:
+        deep_limit_s = max(limit_s, DEEP_LIMIT_S)
+        tried = pool.submit(probe, light, limit_s=limit_s, children=children)
+        tried_deep = pool.submit(probe, deep, limit_s=deep_limit_s, children=children)
+        asked = pool.submit(system.ptrace, children)
+        listed = pool.submit(system.gpus, children)
         probes = tried.result() | tried_deep.result()
+        traced, cards = asked.result(), listed.result()
     packages = {
         name: replace(one, probe=_of_package(name, probes)) for name, one in packages.items()
     }
@@ -77,9 +81,9 @@ def gather(*, is_deep: bool = False, limit_s: float = LIMIT_S) -> Facts:
         kernel=release,
         packages=packages,
         plugins=plugins(),
-        gpus=cards.result(),
+        gpus=cards,
         cpu=system.cpu(),
-        ptrace=traced.result(),
+        ptrace=traced,
         available_bytes=available,
         total_bytes=total,
         disks=system.disks(os.environ),
@@ -88,6 +92,17 @@ def gather(*, is_deep: bool = False, limit_s: float = LIMIT_S) -> Facts:
         is_deep=is_deep,
         seconds=time.monotonic() - start,
     )
+
+
+@contextmanager
+def _ended_when_interrupted() -> Iterator[Children]:
+    """An exception in the block, a Ctrl-C above all, ends the children: nobody waits for them."""
+    children = Children()
+    try:
+        yield children
+    except BaseException:
+        children.end_all()
+        raise
 
 
 def plugins() -> list[Plugin]:

@@ -1,8 +1,6 @@
 """Runs `child`: an import may take so long and no longer, and a crash costs that import only."""
 
-import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -13,37 +11,36 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from omnicache_cli.doctor.facts import Probe
+from omnicache_cli.engine.doctor.children import Children
 
 COMMAND = (sys.executable, "-P", "-m", "omnicache_cli.engine.doctor.child")
 
 
-def probe(names: Sequence[str], *, limit_s: float) -> dict[str, Probe]:
+def probe(
+    names: Sequence[str], *, limit_s: float, children: Children | None = None
+) -> dict[str, Probe]:
     """How each of these went, in this order and in one process, as long as it lives.
 
     `limit_s`: seconds for each; what takes longer hangs, and is killed.
+    RuntimeError: the `children` have been ended.
     """
+    children = children or Children()
     found: dict[str, Probe] = {}
     while rest := [name for name in names if name not in found]:
-        found |= _in_one_child(rest, limit_s)
+        found |= _in_one_child(rest, limit_s, children)
     return found
 
 
-def _in_one_child(names: Sequence[str], limit_s: float) -> dict[str, Probe]:
+def _in_one_child(names: Sequence[str], limit_s: float, children: Children) -> dict[str, Probe]:
     """Up to the first that does not survive; at least one."""
-    child = subprocess.Popen(
-        [*COMMAND, *names],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read, args=(child.stdout, lines), daemon=True)
-    reader.start()
     found: dict[str, Probe] = {}
-    start = time.monotonic()
-    try:
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    # whatever an import started ends with the block, and so the reader does
+    with children.started([*COMMAND, *names], stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        reader = threading.Thread(target=_read, args=(child.stdout, lines), daemon=True)
+        reader.start()
+        start = time.monotonic()
         while len(found) < len(names):
             name = names[len(found)]
             try:
@@ -61,12 +58,8 @@ def _in_one_child(names: Sequence[str], limit_s: float) -> dict[str, Probe]:
                     said["outcome"], said["seconds"], said.get("error", ""), said.get("details", {})
                 )
             start = time.monotonic()
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # whatever an import started goes too
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        reader.join()
-        child.stdout.close()
+    reader.join()
+    child.stdout.close()
     return found
 
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from omnicache_cli.doctor.facts import Attention, Cpu, Disk, Gpu, Probe, Ptrace, Terminal
+from omnicache_cli.engine.doctor.children import Children
 from omnicache_cli.kv_size.hardware import cpu_flags
 
 CAP_SYS_PTRACE = 19
@@ -95,20 +96,13 @@ def limits_in(source: str) -> Attention:
     return Attention(multiple, sizes)
 
 
-def gpus() -> list[Gpu]:
+def gpus(children: Children | None = None) -> list[Gpu]:
     """NVIDIA's cards by nvidia-smi; without it there is no way to ask the driver."""
     try:
-        ran = subprocess.run(
-            SMI,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=SMI_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        ran = (children or Children()).run(SMI, stderr=subprocess.DEVNULL, limit_s=SMI_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return cards_in(ran.stdout) if ran.returncode == 0 else []
+    return cards_in(ran.stdout.decode("utf-8", "replace")) if ran.returncode == 0 else []
 
 
 def cards_in(listing: str) -> list[Gpu]:
@@ -120,13 +114,13 @@ def cards_in(listing: str) -> list[Gpu]:
     ]
 
 
-def ptrace() -> Ptrace:
+def ptrace(children: Children | None = None) -> Ptrace:
     scope = _text(YAMA)
     return Ptrace(
         int(scope) if scope is not None and scope.isdigit() else None,
         is_capable(_text(Path("/proc/self/status")) or ""),
         any(mark.exists() for mark in CONTAINER_MARKS) or "container" in os.environ,
-        sample_a_process(),
+        sample_a_process(children=children),
     )
 
 
@@ -144,38 +138,33 @@ def py_spy() -> str | None:
     return shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
 
 
-def sample_a_process(limit_s: float = 20.0) -> Probe | None:
+def sample_a_process(limit_s: float = 20.0, *, children: Children | None = None) -> Probe | None:
     """py-spy on a process that is no child of py-spy's own, as an engine is none."""
     program = py_spy()
     if program is None:
         return None
+    children = children or Children()
     start = time.monotonic()
-    with subprocess.Popen(
+    target = children.started(
         [sys.executable, "-S", "-c", "print(flush=True); input()"],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as target:
+        stderr=subprocess.DEVNULL,
+    )
+    with target as process, process:  # it ends with its stdin
+        assert process.stdout is not None
+        process.stdout.readline()
+        command = [program, "dump", "--pid", str(process.pid)]
         try:
-            assert target.stdout is not None
-            target.stdout.readline()
-            ran = subprocess.run(
-                [program, "dump", "--pid", str(target.pid)],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-                stdin=subprocess.DEVNULL,
-            )
+            ran = children.run(command, stderr=subprocess.PIPE, limit_s=limit_s)
         except subprocess.TimeoutExpired:
             return Probe("hangs", limit_s, f"py-spy gives no answer within {limit_s:g} s")
         except OSError as error:
             return Probe("fails", time.monotonic() - start, error.strerror or type(error).__name__)
-        finally:
-            target.kill()
     seconds = time.monotonic() - start
     if ran.returncode == 0:
         return Probe("imports", seconds)
-    said = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    text = ran.stderr.decode("utf-8", "replace")
+    said = [line.strip() for line in text.splitlines() if line.strip()]
     return Probe("fails", seconds, said[0] if said else f"exit code {ran.returncode}")
 
 
