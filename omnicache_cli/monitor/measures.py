@@ -11,7 +11,7 @@ from omnicache_cli.monitor.histogram import Buckets, summed
 from omnicache_cli.monitor.ledger import EngineTotals, histogram_between
 from omnicache_cli.monitor.names import BY_KEY, NO_CONNECTOR, NO_KV_EVENTS
 from omnicache_cli.monitor.page import EngineKey
-from omnicache_cli.monitor.values import Value, ratio, total, unknown
+from omnicache_cli.monitor.values import Value, count_of, ratio, total, unknown
 
 PERCENTILES = (50, 90, 99)
 ONE_SAMPLE = "one sample has no window"
@@ -249,13 +249,18 @@ def _gauge(one: EngineSpan, key: str) -> Value:
 
 def _capacity(one: EngineSpan) -> Value:
     """Tokens, as vLLM counts them over all KV cache groups, of this engine alone."""
-    label = one.new.page.cache_config.get("kv_cache_size_tokens", "")
-    if label.isdecimal():
-        return Value(int(label))
+    label = one.new.page.cache_config.get("kv_cache_size_tokens")
+    if label is not None:
+        count = count_of(label)
+        return Value(count) if count is not None else unknown(_no_count("kv_cache_size_tokens"))
     return unknown(
         "not exposed: vllm:cache_config_info has no kv_cache_size_tokens, and blocks times block "
         "size is wrong with several KV cache groups"
     )
+
+
+def _no_count(label: str) -> str:
+    return f"not known: {label} of vllm:cache_config_info is no count"
 
 
 def _product(usage: Value, capacity: Value) -> Value:
@@ -268,14 +273,19 @@ def _product(usage: Value, capacity: Value) -> Value:
 
 def _blocks(one: EngineSpan, usage: Value) -> dict[str, Value]:
     """Block 0 is never given out, and vLLM's usage leaves it out too."""
-    label = one.new.page.cache_config.get("num_gpu_blocks", "")
+    label = one.new.page.cache_config.get("num_gpu_blocks")
     if one.num_engines_of_server > 1:
         why = f"num_gpu_blocks is of all {one.num_engines_of_server} engines of the server"
         return dict.fromkeys(("num_blocks", "blocks_in_use"), unknown(why))
-    if not label.isdecimal() or int(label) < 2:
-        why = "not exposed: vllm:cache_config_info has no num_gpu_blocks"
+    count = count_of(label) if label is not None else None
+    if count is None or count < 2:
+        why = (
+            "not exposed: vllm:cache_config_info has no num_gpu_blocks"
+            if label is None
+            else _no_count("num_gpu_blocks")
+        )
         return dict.fromkeys(("num_blocks", "blocks_in_use"), unknown(why))
-    num_blocks = Value(int(label) - 1)
+    num_blocks = Value(count - 1)
     used = _product(usage, num_blocks)
     return {
         "num_blocks": num_blocks,

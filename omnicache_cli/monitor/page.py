@@ -32,6 +32,9 @@ MAX_ENGINES = 1024
 MAX_SERIES = 16_384
 """Series whose labels are remembered from page to page; of more, some are read anew each time."""
 
+MAX_VALUE = 1e18
+"""No counter of tokens and no gauge is higher; products and sums of such values stay finite."""
+
 
 class EngineKey(NamedTuple):
     """The labels of ENGINE_LABELS that an engine's metrics have: (name, value) pairs."""
@@ -159,7 +162,7 @@ class _Found:
             return
         self._seen.add((name, series.identity))
         if name == START_TIME:
-            self.start_time = value if math.isfinite(value) else None
+            self.start_time = value if 0 <= value <= MAX_VALUE else None
         elif name == CACHE_CONFIG:
             self.cache_configs.append(series.labels)
         elif name in HIT_RATE_GAUGES:
@@ -187,7 +190,7 @@ class _Found:
                 return
             self._names[engine.key, key] = sought.name
             _forget(engine, key)
-        if not math.isfinite(value) or value < 0:
+        if not 0 <= value <= MAX_VALUE:
             self._bad[sought.name] = f"{value:g}"
             _forget(engine, key)
             self._names[engine.key, key] = ""  # nothing else is taken for it

@@ -404,3 +404,36 @@ def test_a_run_is_held_against_what_the_server_counted(tmp_path: Path) -> None:
     assert run.agreement(Value(None, "not exposed"), Value(None, "not exposed")) == (
         "the server does not say what it counted: not exposed"
     )
+
+
+# -- labels and values that cannot be -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", ["9" * 6000, "9" * 19, "-5", "", "1e3", "\u0663", "x", "1.5"])
+def test_a_label_that_is_no_count_is_not_known(label: str) -> None:
+    text = page_of({"0": {"usage": 0.5}}, capacity=1600)
+    for name, value in (("kv_cache_size_tokens", "1600"), ("num_gpu_blocks", "101")):
+        text = text.replace(f'{name}="{value}"', f'{name}="{label}"')
+    now = tick(fleet_of(), 0, text).all_engines.now
+
+    for measure, name in (
+        ("kv_pool_capacity_tokens", "kv_cache_size_tokens"),
+        ("kv_pool_tokens", "kv_cache_size_tokens"),
+        ("num_blocks", "num_gpu_blocks"),
+        ("blocks_in_use", "num_gpu_blocks"),
+    ):
+        assert now[measure].number is None
+        assert now[measure].missing == (f"not known: {name} of vllm:cache_config_info is no count")
+
+
+@pytest.mark.parametrize("value", ["1e308", "9" * 6000, "1e19"])
+def test_a_value_that_no_sum_could_hold_is_left_out(value: str) -> None:
+    text = page_of({"0": {"usage": 0.5, "queried": 7}}, capacity=1600, started=None)
+    text = text.replace("} 0.5", f"}} {value}").replace("} 7", f"}} {value}")
+    fleet = fleet_of()
+    tick(fleet, 0, f"process_start_time_seconds {value}\n{text}")
+    sample = tick(fleet, 1, f"process_start_time_seconds {value}\n{text}")
+
+    assert sample.all_engines.now["kv_cache_usage"].number is None
+    assert sample.all_engines.now["blocks_in_use"].number is None
+    assert sample.all_engines.lifetime["queried_tokens"].number is None
