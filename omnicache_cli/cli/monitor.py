@@ -8,7 +8,7 @@ import typer
 
 from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
-from omnicache_cli.errors import EXIT_BAD_INPUT, EXIT_DIFFERS, UsageError
+from omnicache_cli.errors import EXIT_BAD_INPUT, EXIT_DIFFERS, BadInputError, UsageError
 from omnicache_cli.report.formats import Format, format_for, render
 from omnicache_cli.report.output import check_output, deliver, note
 
@@ -96,7 +96,7 @@ def monitor(
     plan = plan_of(given)
     traced = traced_run(run)
     fleet = watched(plan, given, traced)
-    finish(fleet, given, traced)
+    finish(fleet, given, read_again(traced))
 
 
 def plan_of(given: dict[str, Any]) -> "Plan":
@@ -157,6 +157,19 @@ def traced_run(folder: Path | None) -> "TracedRun | None":
     from omnicache_cli.monitor.traced import read_traced
 
     return read_traced(folder)
+
+
+def read_again(former: "TracedRun | None") -> "TracedRun | None":
+    """What a live server has recorded while it was watched; the former where it is gone."""
+    if former is None:
+        return None
+    from omnicache_cli.monitor.traced import read_traced
+
+    try:
+        return read_traced(Path(former.folder))
+    except BadInputError as error:
+        note(f"omnicache: {error}; the run is shown as it was before the first sample")
+        return former
 
 
 def watched(plan: "Plan", given: dict[str, Any], traced: "TracedRun | None") -> "Fleet":

@@ -196,6 +196,7 @@ def _events(sample: Sample) -> Table:
 def _run(sample: Sample, run: TracedRun) -> list[Section]:
     summary, lifetime = run.summary, sample.all_engines.lifetime
     items: dict[str, Cell] = {
+        "read after the last sample, s": round(run.time - sample.time, 1),
         "kv_cache_hit_rate, %": _percent(summary.kv_cache_hit_rate),
         "eviction_frequency, blocks / step": summary.eviction_frequency,
         "beside the server": (

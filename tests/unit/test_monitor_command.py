@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from tests.unit.metrics_server import (
     redirect,
     serving,
 )
-from tests.unit.run_builder import two_rounds
+from tests.unit.run_builder import Admit, Recording, two_rounds
 from tests.unit.showing import Ran
 
 Monitor = Callable[..., Ran]
@@ -182,6 +183,49 @@ def test_a_run_of_the_server_adds_modalities(monitor: Monitor, tmp_path: Path) -
     traced = json.loads(ran.out)["run"]
     assert traced["modal_cache_ratio"].keys() >= {"text"}
     assert missing.code == 3
+
+
+def test_the_run_of_the_whole_is_read_after_the_last_sample(
+    monitor: Monitor, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    early = Recording()
+    request = early.arrive("p0-r1", 40)
+    early.step({request: 40}, admit={request: Admit([[1, 2, 3]])})
+    early.write(folder, is_finished=False)
+
+    def goes_on(handler: BaseHTTPRequestHandler) -> None:
+        shutil.rmtree(folder)
+        two_rounds().write(folder)  # 80 queried tokens, 32 of them hits
+        page(page_of({"0": {"queried": 80, "hit": 32}}))(handler)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with serving(page(page_of({"0": {"queried": 40, "hit": 0}})), goes_on) as server:
+        ran = monitor(server.url, *QUICK, "--run", folder, "--format", "json")
+
+    first, *_, whole = [json.loads(line) for line in ran.out.splitlines()]
+    assert whole["is_whole"]
+    assert (whole["run"]["queried_tokens"], whole["run"]["hit_tokens"]) == (80, 32)
+    assert (first["run"]["queried_tokens"], first["run"]["hit_tokens"]) == (40, 0)
+    assert first["run"]["time"] <= first["time"]
+    assert whole["run"]["time"] >= whole["time"]
+
+
+def test_a_run_that_went_away_is_shown_as_it_was(monitor: Monitor, tmp_path: Path) -> None:
+    folder = two_rounds().write(tmp_path / "run")
+
+    def takes_it_away(handler: BaseHTTPRequestHandler) -> None:
+        shutil.rmtree(folder)
+        page(page_of({"0": {"queried": 80, "hit": 32}}))(handler)
+
+    with serving(takes_it_away) as server:
+        ran = monitor(server.url, "--lifetime", "--run", folder, "--format", "json")
+
+    result = json.loads(ran.out)
+    assert result["run"]["queried_tokens"] == 80
+    assert result["run"]["time"] <= result["time"]
+    assert "; the run is shown as it was before the first sample\n" in ran.err
+    assert ran.code == 0
 
 
 # -- rules and exit codes -----------------------------------------------------------------------
