@@ -86,12 +86,14 @@ def measure(spans: Sequence[EngineSpan], evictions: Evictions | None = None) -> 
     lifetime = {key: total([_counter(one, key) for one in spans]) for key in COUNTS}
     for name, (part, whole, noun) in RATIOS.items():
         ever = lifetime[whole].number
-        window[name] = ratio(
-            window[part], window[whole], noun, empty=_why_nothing(spans, name, ever, "the window")
-        )
-        lifetime[name] = ratio(
-            lifetime[part], lifetime[whole], noun, empty=_why_nothing(spans, name, ever, "its life")
-        )
+        for values, read, span in (
+            (window, _risen_of, "the window"),
+            (lifetime, _counter, "its life"),
+        ):
+            pairs = [(read(one, part), read(one, whole)) for one in spans]
+            values[name] = _impossible(pairs, part, whole) or ratio(
+                values[part], values[whole], noun, empty=_why_nothing(spans, name, ever, span)
+            )
     window["kv_cache_hit_rate_change"] = _change(window, lifetime)
     for name, key in PER_SECOND.items():
         window[name] = total([_per_second(one, key) for one in spans])
@@ -116,13 +118,28 @@ def _risen(spans: Sequence[EngineSpan], key: str) -> Value:
     return total(parts)
 
 
+def _risen_of(one: EngineSpan, key: str) -> Value:
+    return _risen([one], key)
+
+
+def _impossible(pairs: Sequence[tuple[Value, Value]], part: str, whole: str) -> Value | None:
+    """Why there is no share: of one engine the part is more than the whole. None: of no one."""
+    for few, many in pairs:
+        if few.number is not None and many.number is not None and few.number > many.number:
+            return unknown(
+                f"{part} exceed {whole} ({few.number:.0f} of {many.number:.0f}), which cannot be; "
+                "the rate is not known"
+            )
+    return None
+
+
 def _counter(one: EngineSpan, key: str) -> Value:
     value = one.new.page.counters.get(key)
     return Value(value) if value is not None else unknown(_without(one, key, [one]))
 
 
 def _without(one: EngineSpan, key: str, spans: Sequence[EngineSpan]) -> str:
-    why = BY_KEY[key].without
+    why = one.new.page.impossible.get(key, BY_KEY[key].without)
     return why if len(spans) == 1 else f"{why} ({one.server}, engine {one.key.short})"
 
 
@@ -157,6 +174,8 @@ def _change(window: Mapping[str, Value], lifetime: Mapping[str, Value]) -> Value
     former = ratio(hits, queries, "queried tokens", empty="nothing was queried before the window")
     if former.number is None:
         return former
+    if not 0 <= former.number <= 1:
+        return unknown("the counters do not tell what was before the window")
     return Value(rate.number - former.number, basis=f"before: {former.basis}")
 
 

@@ -274,6 +274,10 @@ def _unknown(sample: Sample) -> list[str]:
             for name, value in values.items():
                 if value.number is None and name not in _SAID_BY_OTHERS:
                     reasons.setdefault(value.missing, []).append(f"{part}{name}")
+        if not sample.window_seconds:  # then the lifetime is all that there is
+            for name, _ in PERCENT:
+                if (value := measures.lifetime[name]).number is None:
+                    reasons.setdefault(value.missing, []).append(f"lifetime_{name}")
     lines = [f"{_few(names)}: {why}" for why, names in reasons.items()]
     return lines + [f"rule {one.rule.name}: not judged: {one.why}" for one in sample.unjudged]
 
