@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ import pytest
 
 from omnicache_cli import advice
 from omnicache_cli.cli.main import exit_code_of_run
+from omnicache_cli.monitor.default_rules import RECORD, default_rules
 from omnicache_cli.monitor.scrape import TOKEN_VARIABLE
 from tests.unit.metrics_pages import page_of
 from tests.unit.metrics_server import (
@@ -77,7 +79,7 @@ def test_two_samples_and_what_they_say(monitor: Monitor) -> None:
     assert "pool in use, tokens     0 of 1575" in lines
     assert any(line.startswith("warning: hit-rate: kv_cache_hit_rate is 0.6975") for line in lines)
     assert any(line.startswith("eviction_frequency: not exposed: start the") for line in lines)
-    assert ran.err == "next: omnicache trace -o run -- vllm serve ...\n"
+    assert ran.err == f"next: {RECORD}\n"
     assert ran.code == 1
 
 
@@ -226,6 +228,28 @@ def test_a_run_that_went_away_is_shown_as_it_was(monitor: Monitor, tmp_path: Pat
     assert result["run"]["time"] <= result["time"]
     assert "; the run is shown as it was before the first sample\n" in ran.err
     assert ran.code == 0
+
+
+def test_what_to_type_next_runs_as_it_stands(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = two_rounds().write(tmp_path / "a run")
+    nexts = {one for rule in default_rules(str(folder)) for one in rule.next_commands}
+    with serving(page(quiet(5))) as server:
+        lifetime = monitor(server.url, "--lifetime").err
+        once = monitor(server.url, "--once", *QUICK).err
+        assert lifetime == f"next: omnicache monitor {server.url} --once\n"
+        assert once == "next: omnicache monitor --emit alerts\n"
+        nexts |= {line.removeprefix("next: ").strip() for line in (lifetime, once)}
+        typed = sorted(one for one in nexts if one.startswith("omnicache "))
+        assert typed.pop() == f"omnicache simulate '{folder}' --bound"  # of its own tests
+        for line in typed:
+            monkeypatch.setattr(sys, "argv", shlex.split(line))
+            assert exit_code_of_run() == 0, line
+
+    assert [line.split()[1] for line in typed] == ["explain", "monitor", "monitor", "show"]
+    unnamed = [one for rule in default_rules(None) for one in rule.next_commands]
+    assert not any(one.startswith("omnicache ") for one in unnamed)
 
 
 # -- rules and exit codes -----------------------------------------------------------------------

@@ -187,12 +187,13 @@ def test_a_finding_says_what_was_seen_why_it_matters_and_what_to_type() -> None:
         "queried_tokens is 12846"
     )
     assert finding.rule.next_commands == (
-        "omnicache trace -o run -- vllm serve ...",
-        "omnicache explain run",
-        "omnicache simulate run --bound",
+        "start the server under omnicache trace to record a run, and name that here with --run",
     )
     named = {one.name: one for one in default_rules("my run")}
-    assert named["hit-rate"].next_commands[0] == "omnicache explain 'my run'"
+    assert named["hit-rate"].next_commands == (
+        "omnicache explain 'my run'",
+        "omnicache simulate 'my run' --bound",
+    )
 
 
 def test_every_default_rule_has_a_reason_causes_and_a_next_command() -> None:
