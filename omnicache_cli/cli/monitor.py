@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
 from omnicache_cli.errors import EXIT_BAD_INPUT, EXIT_DIFFERS, BadInputError, UsageError
 from omnicache_cli.report.formats import Format, format_for, render
@@ -176,19 +175,18 @@ def watched(plan: "Plan", given: dict[str, Any], traced: "TracedRun | None") -> 
     """Watch to the end; samples go where they are wanted while they come."""
     from omnicache_cli.monitor.watching import watch
 
-    with termination_as_interrupt():
-        if shows_live(given):
-            from omnicache_cli.monitor.live import live_view
+    if shows_live(given):
+        from omnicache_cli.monitor.live import live_view
 
-            with live_view() as view:
-                return watch(plan, view.show)
-        is_stream = plan.num_samples is None and given["output"] is None
-        shown: Format = format_for(given["format"], given["output"])
-        if is_stream and shown == "json":
-            return watch(plan, lambda fleet, sample: say_json(sample, traced))
-        if is_stream and shown == "text":
-            return watch(plan, lambda fleet, sample: say_line(sample))
-        return watch(plan, lambda fleet, sample: None)
+        with live_view() as view:
+            return watch(plan, view.show)
+    is_stream = plan.num_samples is None and given["output"] is None
+    shown: Format = format_for(given["format"], given["output"])
+    if is_stream and shown == "json":
+        return watch(plan, lambda fleet, sample: say_json(sample, traced))
+    if is_stream and shown == "text":
+        return watch(plan, lambda fleet, sample: say_line(sample))
+    return watch(plan, lambda fleet, sample: None)
 
 
 def say_json(sample: "Sample", traced: "TracedRun | None") -> None:

@@ -569,6 +569,30 @@ def test_termination_ends_the_watch_with_the_whole_of_it(monitor: Monitor) -> No
     assert ran.code == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["typer", "omnicache_cli.cli.monitor", "httpx"])
+def test_termination_while_the_command_is_loaded_is_an_interrupt(
+    moment: str, number: signal.Signals
+) -> None:
+    code = f"""
+import importlib.abc, os, sys
+
+class Terminates(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {moment!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), {int(number)})
+
+sys.meta_path.insert(0, Terminates())
+sys.argv = ["omnicache", "monitor", "127.0.0.1:1", "--once"]
+from omnicache_cli.cli.main import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "omnicache: interrupted\n")
+
+
 def test_a_reader_that_went_away_is_no_error() -> None:
     with serving(page(quiet(5))) as server:
         command = [*PROGRAM, server.url, *QUICK, "--duration", "30", "--format", "json"]
