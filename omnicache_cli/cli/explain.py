@@ -242,6 +242,7 @@ def run_prompts(path: Path, folder: Path, given: dict[str, Any]) -> "Run":
     from omnicache_cli.engine.modelfree.prompts import parse_group, record_prompts
     from omnicache_cli.engine.modelfree.scheduler import GroupPlan, PoolPlan
     from omnicache_cli.prefix.prompts import read_asked
+    from omnicache_cli.trace.lines import bounded_lines
     from omnicache_cli.trace.run import Run
 
     groups = tuple(parse_group(one) for one in given["group"] or [])
@@ -258,8 +259,8 @@ def run_prompts(path: Path, folder: Path, given: dict[str, Any]) -> "Run":
         enable_prefix_caching=not given["no_prefix_caching"],
     )
     try:
-        with path.open("rb") as lines:
-            asked = list(read_asked(lines, name=str(path)))
+        with path.open("rb") as stream:
+            asked = list(read_asked(bounded_lines(stream, str(path)), name=str(path)))
     except OSError as error:
         raise BadInputError(
             f"cannot read {path}: {error.strerror or error}; name a JSON-lines file"

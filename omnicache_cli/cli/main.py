@@ -16,6 +16,10 @@ from omnicache_cli.errors import (
     OmnicacheError,
 )
 
+WATCHES = "monitor"
+"""The command that others start and terminate. It has no engine of its own, that is a process
+which would inherit what a signal does; those that have one see to it when they start it."""
+
 MAX_SHOWN_PATH = 200
 """Characters of a refused path that an error shows."""
 
@@ -27,7 +31,7 @@ def main() -> None:
 def exit_code_of_run() -> int:
     """Run the command line in sys.argv; every ending has its exit code."""
     try:
-        code = _answer_version() if sys.argv[1:] == ["--version"] else _run_app()
+        code = _answer_version() if sys.argv[1:] == ["--version"] else _run()
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader had enough, as in `omnicache ... | head`
@@ -65,16 +69,26 @@ def _answer_version() -> int:
     return EXIT_DONE
 
 
+def _run() -> int:
+    """`monitor` is ended by SIGTERM as by Ctrl-C from its first moment, while it is loaded, too."""
+    if sys.argv[1:2] != [WATCHES]:
+        return _run_app()
+    from omnicache_cli.cli.interrupts import termination_as_interrupt
+
+    with termination_as_interrupt():
+        return _run_app()
+
+
 def _run_app() -> int:
     """The exit code that typer means, or the exception that it turned into a code of its own."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal without UTF-8 gets \u escapes, no error
             stream.reconfigure(errors="backslashreplace")
+    import typer  # outside of what is caught by its names: a signal may end the import
+
+    from omnicache_cli.cli.app import run
+
     try:
-        import typer
-
-        from omnicache_cli.cli.app import run
-
         code = run()
     except SystemExit as stop:
         hidden = stop.__context__

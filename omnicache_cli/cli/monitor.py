@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omnicache_cli.cli.interrupts import termination_as_interrupt
 from omnicache_cli.cli.options import Force, Output, OutputFormat, Quiet
-from omnicache_cli.errors import EXIT_BAD_INPUT, EXIT_DIFFERS, UsageError
+from omnicache_cli.errors import EXIT_BAD_INPUT, EXIT_DIFFERS, BadInputError, UsageError
 from omnicache_cli.report.formats import Format, format_for, render
 from omnicache_cli.report.output import check_output, deliver, note
 
@@ -96,7 +95,7 @@ def monitor(
     plan = plan_of(given)
     traced = traced_run(run)
     fleet = watched(plan, given, traced)
-    finish(fleet, given, traced)
+    finish(fleet, given, read_again(traced))
 
 
 def plan_of(given: dict[str, Any]) -> "Plan":
@@ -159,23 +158,35 @@ def traced_run(folder: Path | None) -> "TracedRun | None":
     return read_traced(folder)
 
 
+def read_again(former: "TracedRun | None") -> "TracedRun | None":
+    """What a live server has recorded while it was watched; the former where it is gone."""
+    if former is None:
+        return None
+    from omnicache_cli.monitor.traced import read_traced
+
+    try:
+        return read_traced(Path(former.folder))
+    except BadInputError as error:
+        note(f"omnicache: {error}; the run is shown as it was before the first sample")
+        return former
+
+
 def watched(plan: "Plan", given: dict[str, Any], traced: "TracedRun | None") -> "Fleet":
     """Watch to the end; samples go where they are wanted while they come."""
     from omnicache_cli.monitor.watching import watch
 
-    with termination_as_interrupt():
-        if shows_live(given):
-            from omnicache_cli.monitor.live import live_view
+    if shows_live(given):
+        from omnicache_cli.monitor.live import live_view
 
-            with live_view() as view:
-                return watch(plan, view.show)
-        is_stream = plan.num_samples is None and given["output"] is None
-        shown: Format = format_for(given["format"], given["output"])
-        if is_stream and shown == "json":
-            return watch(plan, lambda fleet, sample: say_json(sample, traced))
-        if is_stream and shown == "text":
-            return watch(plan, lambda fleet, sample: say_line(sample))
-        return watch(plan, lambda fleet, sample: None)
+        with live_view() as view:
+            return watch(plan, view.show)
+    is_stream = plan.num_samples is None and given["output"] is None
+    shown: Format = format_for(given["format"], given["output"])
+    if is_stream and shown == "json":
+        return watch(plan, lambda fleet, sample: say_json(sample, traced))
+    if is_stream and shown == "text":
+        return watch(plan, lambda fleet, sample: say_line(sample))
+    return watch(plan, lambda fleet, sample: None)
 
 
 def say_json(sample: "Sample", traced: "TracedRun | None") -> None:

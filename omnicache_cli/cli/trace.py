@@ -340,6 +340,7 @@ def report_run(
 
 def read_workload(texts: list[str], prompts: str | None) -> tuple[Prompt, ...]:
     """The prompts of --prompt and --prompts. UsageError: there are none."""
+    from omnicache_cli.trace.lines import bounded_lines
     from omnicache_cli.trace.workload import read_prompts
 
     workload = [Prompt(text, None) for text in texts]
@@ -348,11 +349,13 @@ def read_workload(texts: list[str], prompts: str | None) -> tuple[Prompt, ...]:
     if prompts == "-" and sys.stdin is None:
         raise UsageError("--prompts - reads stdin, which is closed; name a file")
     if prompts == "-":
-        workload += read_prompts(sys.stdin.buffer, name="stdin", folder=Path())
+        stdin = bounded_lines(sys.stdin.buffer, "stdin")
+        workload += read_prompts(stdin, name="stdin", folder=Path())
     elif prompts is not None:
         path = Path(prompts)
         try:
-            with path.open("rb") as lines:
+            with path.open("rb") as stream:
+                lines = bounded_lines(stream, prompts)
                 workload += read_prompts(lines, name=prompts, folder=path.parent)
         except OSError as error:
             raise BadInputError(

@@ -1,5 +1,7 @@
 """omnicache.toml: rules of one's own."""
 
+import os
+import stat
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -54,10 +56,10 @@ def _add_file(rules: dict[str, Rule], path: Path) -> None:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BadInputError(f"{path} is over a megabyte; is it the right file?")
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        content = tomllib.loads(_text(path))
+    except RecursionError:
+        raise BadInputError(f"{path} is nested too deeply for rules; mend it") from None
+    except ValueError as error:  # no TOML, no UTF-8, or a number of more digits than Python reads
         raise BadInputError(f"{path} is no TOML: {error}; mend it, or move it away") from None
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}; name another file") from None
@@ -65,6 +67,21 @@ def _table(path: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise BadInputError(f"{path}: monitor is a table; write [[monitor.rule]]")
     return table
+
+
+def _text(path: Path) -> str:
+    """Neither a device, which may have no end, nor a FIFO, which may wait for ever."""
+    with open(path, "rb", opener=_without_waiting) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise BadInputError(f"{path} is no regular file; name one with rules")
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise BadInputError(f"{path} is over a megabyte; is it the right file?")
+    return content.decode("utf-8")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _rule(entry: Any, where: str) -> Rule:

@@ -1,10 +1,15 @@
 """The rules that hold for everyone, each with its reason; docs/monitor.md lists them."""
 
+from dataclasses import replace
+
 from omnicache_cli.monitor.rules import Rule, parse_conditions
 from omnicache_cli.report.layout import quoted
 
-RECORD = "omnicache trace -o run -- vllm serve ..."
-"""How a run of the same server comes to be."""
+RECORD = "start the server under omnicache trace to record a run, and name that here with --run"
+"""A run of the same server is needed for the commands that tell more; none was named."""
+
+SIZE = "see with omnicache kv-size how many tokens of this model a memory holds"
+"""No command: which model and how much memory, a page does not tell."""
 
 _DEFAULTS = (
     Rule(
@@ -49,7 +54,7 @@ _DEFAULTS = (
             "too many or too long requests at a time for this pool",
             "max_num_seqs or max_model_len is higher than the memory allows",
         ),
-        next_commands=("omnicache kv-size MODEL --available-kv-memory GIB",),
+        next_commands=(SIZE,),
     ),
     Rule(
         name="preemptions",
@@ -61,7 +66,7 @@ _DEFAULTS = (
             "max_num_seqs is higher than the pool can carry",
         ),
         next_commands=(
-            "omnicache kv-size MODEL --available-kv-memory GIB",
+            SIZE,
             "omnicache show {run} --blocks",
         ),
     ),
@@ -76,7 +81,7 @@ _DEFAULTS = (
             "the prefix cache was reset",
         ),
         next_commands=(
-            "omnicache simulate {run} --blocks N,N,...",
+            "omnicache simulate {run} --bound",
             "omnicache explain {run}",
         ),
     ),
@@ -85,18 +90,19 @@ _DEFAULTS = (
 
 def default_rules(run: str | None) -> list[Rule]:
     """`run`: a recorded run of the same server, for the commands to type next."""
-    from dataclasses import replace
-
-    before = () if run is not None else (RECORD,)
-    rules = []
-    for rule in _DEFAULTS:
-        commands = tuple(one.format(run=quoted(run or "run")) for one in rule.next_commands)
-        needs_run = any("{run}" in one for one in rule.next_commands)
-        rules.append(
-            replace(
-                rule,
-                conditions=parse_conditions(rule.when),
-                next_commands=(*before, *commands) if needs_run else commands,
-            )
+    return [
+        replace(
+            rule,
+            conditions=parse_conditions(rule.when),
+            next_commands=_next_commands(rule.next_commands, run),
         )
-    return rules
+        for rule in _DEFAULTS
+    ]
+
+
+def _next_commands(commands: tuple[str, ...], run: str | None) -> tuple[str, ...]:
+    """Lines that run as they stand, and sentences that are no command."""
+    if run is not None:
+        return tuple(one.replace("{run}", quoted(run)) for one in commands)
+    without = tuple(one for one in commands if "{run}" not in one)
+    return without if len(without) == len(commands) else (RECORD, *without)

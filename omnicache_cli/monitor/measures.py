@@ -11,7 +11,7 @@ from omnicache_cli.monitor.histogram import Buckets, summed
 from omnicache_cli.monitor.ledger import EngineTotals, histogram_between
 from omnicache_cli.monitor.names import BY_KEY, NO_CONNECTOR, NO_KV_EVENTS
 from omnicache_cli.monitor.page import EngineKey
-from omnicache_cli.monitor.values import Value, ratio, total, unknown
+from omnicache_cli.monitor.values import Value, count_of, ratio, total, unknown
 
 PERCENTILES = (50, 90, 99)
 ONE_SAMPLE = "one sample has no window"
@@ -86,12 +86,14 @@ def measure(spans: Sequence[EngineSpan], evictions: Evictions | None = None) -> 
     lifetime = {key: total([_counter(one, key) for one in spans]) for key in COUNTS}
     for name, (part, whole, noun) in RATIOS.items():
         ever = lifetime[whole].number
-        window[name] = ratio(
-            window[part], window[whole], noun, empty=_why_nothing(spans, name, ever, "the window")
-        )
-        lifetime[name] = ratio(
-            lifetime[part], lifetime[whole], noun, empty=_why_nothing(spans, name, ever, "its life")
-        )
+        for values, read, span in (
+            (window, _risen_of, "the window"),
+            (lifetime, _counter, "its life"),
+        ):
+            pairs = [(read(one, part), read(one, whole)) for one in spans]
+            values[name] = _impossible(pairs, part, whole) or ratio(
+                values[part], values[whole], noun, empty=_why_nothing(spans, name, ever, span)
+            )
     window["kv_cache_hit_rate_change"] = _change(window, lifetime)
     for name, key in PER_SECOND.items():
         window[name] = total([_per_second(one, key) for one in spans])
@@ -116,13 +118,28 @@ def _risen(spans: Sequence[EngineSpan], key: str) -> Value:
     return total(parts)
 
 
+def _risen_of(one: EngineSpan, key: str) -> Value:
+    return _risen([one], key)
+
+
+def _impossible(pairs: Sequence[tuple[Value, Value]], part: str, whole: str) -> Value | None:
+    """Why there is no share: of one engine the part is more than the whole. None: of no one."""
+    for few, many in pairs:
+        if few.number is not None and many.number is not None and few.number > many.number:
+            return unknown(
+                f"{part} exceed {whole} ({few.number:.0f} of {many.number:.0f}), which cannot be; "
+                "the rate is not known"
+            )
+    return None
+
+
 def _counter(one: EngineSpan, key: str) -> Value:
     value = one.new.page.counters.get(key)
     return Value(value) if value is not None else unknown(_without(one, key, [one]))
 
 
 def _without(one: EngineSpan, key: str, spans: Sequence[EngineSpan]) -> str:
-    why = BY_KEY[key].without
+    why = one.new.page.impossible.get(key, BY_KEY[key].without)
     return why if len(spans) == 1 else f"{why} ({one.server}, engine {one.key.short})"
 
 
@@ -157,6 +174,8 @@ def _change(window: Mapping[str, Value], lifetime: Mapping[str, Value]) -> Value
     former = ratio(hits, queries, "queried tokens", empty="nothing was queried before the window")
     if former.number is None:
         return former
+    if not 0 <= former.number <= 1:
+        return unknown("the counters do not tell what was before the window")
     return Value(rate.number - former.number, basis=f"before: {former.basis}")
 
 
@@ -249,13 +268,18 @@ def _gauge(one: EngineSpan, key: str) -> Value:
 
 def _capacity(one: EngineSpan) -> Value:
     """Tokens, as vLLM counts them over all KV cache groups, of this engine alone."""
-    label = one.new.page.cache_config.get("kv_cache_size_tokens", "")
-    if label.isdecimal():
-        return Value(int(label))
+    label = one.new.page.cache_config.get("kv_cache_size_tokens")
+    if label is not None:
+        count = count_of(label)
+        return Value(count) if count is not None else unknown(_no_count("kv_cache_size_tokens"))
     return unknown(
         "not exposed: vllm:cache_config_info has no kv_cache_size_tokens, and blocks times block "
         "size is wrong with several KV cache groups"
     )
+
+
+def _no_count(label: str) -> str:
+    return f"not known: {label} of vllm:cache_config_info is no count"
 
 
 def _product(usage: Value, capacity: Value) -> Value:
@@ -268,14 +292,19 @@ def _product(usage: Value, capacity: Value) -> Value:
 
 def _blocks(one: EngineSpan, usage: Value) -> dict[str, Value]:
     """Block 0 is never given out, and vLLM's usage leaves it out too."""
-    label = one.new.page.cache_config.get("num_gpu_blocks", "")
+    label = one.new.page.cache_config.get("num_gpu_blocks")
     if one.num_engines_of_server > 1:
         why = f"num_gpu_blocks is of all {one.num_engines_of_server} engines of the server"
         return dict.fromkeys(("num_blocks", "blocks_in_use"), unknown(why))
-    if not label.isdecimal() or int(label) < 2:
-        why = "not exposed: vllm:cache_config_info has no num_gpu_blocks"
+    count = count_of(label) if label is not None else None
+    if count is None or count < 2:
+        why = (
+            "not exposed: vllm:cache_config_info has no num_gpu_blocks"
+            if label is None
+            else _no_count("num_gpu_blocks")
+        )
         return dict.fromkeys(("num_blocks", "blocks_in_use"), unknown(why))
-    num_blocks = Value(int(label) - 1)
+    num_blocks = Value(count - 1)
     used = _product(usage, num_blocks)
     return {
         "num_blocks": num_blocks,

@@ -9,12 +9,15 @@ from typing import Literal
 Kind = Literal["counter", "gauge", "histogram", "observations"]
 """`observations`: of a histogram only how many there were, which counts like a counter."""
 
+MAX_VALUE = 1e18
+"""No counter of tokens and no gauge is higher; products and sums of such values stay finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric of ours. `name` is vLLM's, without `_total`; `older` are its former names.
 
-    `without`: why a server may not have it, and what to do.
+    `without`: why a server may not have it, and what to do. `most`: its highest value.
     """
 
     key: str
@@ -22,6 +25,7 @@ class Metric:
     name: str
     older: tuple[str, ...] = ()
     without: str = "not exposed by this server"
+    most: float = MAX_VALUE
 
 
 NO_KV_EVENTS = (
@@ -47,7 +51,13 @@ METRICS = (
     Metric("finished_requests", "counter", "vllm:request_success"),
     Metric("requests_running", "gauge", "vllm:num_requests_running"),
     Metric("requests_waiting", "gauge", "vllm:num_requests_waiting"),
-    Metric("kv_cache_usage", "gauge", "vllm:kv_cache_usage_perc", ("vllm:gpu_cache_usage_perc",)),
+    Metric(
+        "kv_cache_usage",
+        "gauge",
+        "vllm:kv_cache_usage_perc",
+        ("vllm:gpu_cache_usage_perc",),
+        most=1.0,
+    ),
     Metric("ttft", "histogram", "vllm:time_to_first_token_seconds"),
     Metric(
         "itl",

@@ -17,6 +17,7 @@ from omnicache_cli.monitor.names import (
     CACHE_CONFIG,
     ENGINE_LABELS,
     HIT_RATE_GAUGES,
+    MAX_VALUE,
     PREFIXES,
     RAY_PREFIX,
     SOUGHT,
@@ -59,6 +60,7 @@ class Engine:
     counters: dict[str, float] = field(default_factory=dict)  # by Metric.key, as the page has them
     gauges: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Buckets] = field(default_factory=dict)
+    impossible: dict[str, str] = field(default_factory=dict)  # by Metric.key, why it is left out
     cache_config: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -159,7 +161,7 @@ class _Found:
             return
         self._seen.add((name, series.identity))
         if name == START_TIME:
-            self.start_time = value if math.isfinite(value) else None
+            self.start_time = value if 0 <= value <= MAX_VALUE else None
         elif name == CACHE_CONFIG:
             self.cache_configs.append(series.labels)
         elif name in HIT_RATE_GAUGES:
@@ -187,10 +189,12 @@ class _Found:
                 return
             self._names[engine.key, key] = sought.name
             _forget(engine, key)
-        if not math.isfinite(value) or value < 0:
+        if key in engine.impossible:  # a sum or a histogram without one part would be another
+            return
+        if not 0 <= value <= sought.metric.most:
             self._bad[sought.name] = f"{value:g}"
             _forget(engine, key)
-            self._names[engine.key, key] = ""  # nothing else is taken for it
+            engine.impossible[key] = f"{sought.name} has the value {value:g}, which it cannot have"
             return
         if sought.is_old:
             self._old[sought.name] = sought.metric.name
@@ -246,6 +250,7 @@ def _forget(engine: Engine, key: str) -> None:
     engine.counters.pop(key, None)
     engine.gauges.pop(key, None)
     engine.histograms.pop(key, None)
+    engine.impossible.pop(key, None)
 
 
 def _add_cache_config(page: Page, configs: list[Mapping[str, str]]) -> None:

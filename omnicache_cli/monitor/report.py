@@ -196,6 +196,7 @@ def _events(sample: Sample) -> Table:
 def _run(sample: Sample, run: TracedRun) -> list[Section]:
     summary, lifetime = run.summary, sample.all_engines.lifetime
     items: dict[str, Cell] = {
+        "read after the last sample, s": round(run.time - sample.time, 1),
         "kv_cache_hit_rate, %": _percent(summary.kv_cache_hit_rate),
         "eviction_frequency, blocks / step": summary.eviction_frequency,
         "beside the server": (
@@ -273,6 +274,10 @@ def _unknown(sample: Sample) -> list[str]:
             for name, value in values.items():
                 if value.number is None and name not in _SAID_BY_OTHERS:
                     reasons.setdefault(value.missing, []).append(f"{part}{name}")
+        if not sample.window_seconds:  # then the lifetime is all that there is
+            for name, _ in PERCENT:
+                if (value := measures.lifetime[name]).number is None:
+                    reasons.setdefault(value.missing, []).append(f"lifetime_{name}")
     lines = [f"{_few(names)}: {why}" for why, names in reasons.items()]
     return lines + [f"rule {one.rule.name}: not judged: {one.why}" for one in sample.unjudged]
 

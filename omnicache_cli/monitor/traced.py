@@ -1,5 +1,6 @@
 """What a recorded run of the same server adds: what no metric of vLLM tells."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ from omnicache_cli.trace.summary import Summary, summarize
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """A run folder's totals, which are those of all that it recorded."""
+    """A run folder's totals, which are those of all that it had recorded when it was read."""
 
     folder: str
     summary: Summary
+    time: float  # seconds since 1970, when it was read
 
     def as_result(self) -> dict[str, Any]:
         summary = self.summary
         return {
             "folder": self.folder,
+            "time": self.time,
             "steps": summary.num_steps,
             "kv_cache_hit_rate": summary.kv_cache_hit_rate,
             "queried_tokens": summary.queried_tokens,
@@ -56,4 +59,5 @@ class TracedRun:
 
 def read_traced(folder: Path) -> TracedRun:
     """BadTraceError: no run, or not readable. One that is still written is read so far."""
-    return TracedRun(str(folder), summarize(Run(folder)))
+    now = time.time()  # before the reading: what is recorded meanwhile may be missing
+    return TracedRun(str(folder), summarize(Run(folder)), now)

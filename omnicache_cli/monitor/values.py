@@ -21,6 +21,16 @@ def unknown(why: str) -> Value:
     return Value(None, why)
 
 
+MAX_DIGITS = 18
+"""Of a count. More are no number of tokens or blocks, and Python refuses some thousands."""
+
+
+def count_of(text: str) -> int | None:
+    """The count that a label has; None: it is none."""
+    is_count = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    return int(text) if is_count else None
+
+
 def total(values: Sequence[Value]) -> Value:
     """The sum; unknown where a part is, for a sum without it would be another one."""
     if not values:

@@ -1,5 +1,7 @@
 """What the whole of a watch comes to: an exit code, and what to say beside it."""
 
+from shlex import quote
+
 from omnicache_cli.errors import EXIT_BAD_INPUT, EXIT_DIFFERS, EXIT_DONE
 from omnicache_cli.monitor.fleet import Sample
 
@@ -21,10 +23,11 @@ def not_judged(whole: Sample) -> list[str]:
 
 
 def final_line(whole: Sample) -> str:
-    """What to type next."""
+    """What to type next: a line that runs as it stands, or a sentence that is no command."""
     for finding in whole.findings:
         if finding.rule.next_commands:
             return f"next: {finding.rule.next_commands[0]}"
     if not whole.window_seconds:
-        return "next: omnicache monitor --once, for rates over a window and the rules"
-    return "next: omnicache monitor --emit alerts, to have Prometheus keep watch"
+        urls = " ".join(quote(server.name) for server in whole.servers)
+        return f"next: omnicache monitor {urls} --once"
+    return "next: omnicache monitor --emit alerts"

@@ -11,10 +11,9 @@ from typing import IO, Any, cast
 
 from omnicache_cli import advice
 from omnicache_cli.errors import BadInputError, UsageError
+from omnicache_cli.trace.lines import bounded_lines
 
 STDIN = "-"
-MAX_LINE_BYTES = 1 << 28
-"""A longer line is no JSON line: a file of another kind must not fill the memory."""
 
 _CHUNK = 1 << 12
 """Bytes unpacked at a time: zstd makes at most 128 MiB of them."""
@@ -34,7 +33,7 @@ def open_lines(name: str) -> Iterator[Iterator[bytes]]:
             raw: IO[bytes] = (
                 sys.stdin.buffer if name == STDIN else stack.enter_context(Path(name).open("rb"))
             )
-            yield _lines(name, _plain(raw))
+            yield bounded_lines(_plain(raw), name)
         except _damage() as error:
             raise BadInputError(f"{name} is damaged: {error}; compress it again") from error
         except OSError as error:
@@ -51,15 +50,6 @@ def _damage() -> tuple[type[Exception], ...]:
 
         return (*found, zstandard.ZstdError)
     return found
-
-
-def _lines(name: str, stream: IO[bytes]) -> Iterator[bytes]:
-    while line := stream.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES:
-            raise BadInputError(
-                f"{name} has a line of more than {MAX_LINE_BYTES:,} bytes; name JSON lines"
-            )
-        yield line
 
 
 def _plain(raw: IO[bytes]) -> IO[bytes]:

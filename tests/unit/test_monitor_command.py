@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 
 from omnicache_cli import advice
 from omnicache_cli.cli.main import exit_code_of_run
+from omnicache_cli.monitor.default_rules import RECORD, default_rules
 from omnicache_cli.monitor.scrape import TOKEN_VARIABLE
 from tests.unit.metrics_pages import page_of
 from tests.unit.metrics_server import (
@@ -30,7 +33,7 @@ from tests.unit.metrics_server import (
     redirect,
     serving,
 )
-from tests.unit.run_builder import two_rounds
+from tests.unit.run_builder import Admit, Recording, two_rounds
 from tests.unit.showing import Ran
 
 Monitor = Callable[..., Ran]
@@ -76,7 +79,7 @@ def test_two_samples_and_what_they_say(monitor: Monitor) -> None:
     assert "pool in use, tokens     0 of 1575" in lines
     assert any(line.startswith("warning: hit-rate: kv_cache_hit_rate is 0.6975") for line in lines)
     assert any(line.startswith("eviction_frequency: not exposed: start the") for line in lines)
-    assert ran.err == "next: omnicache trace -o run -- vllm serve ...\n"
+    assert ran.err == f"next: {RECORD}\n"
     assert ran.code == 1
 
 
@@ -182,6 +185,71 @@ def test_a_run_of_the_server_adds_modalities(monitor: Monitor, tmp_path: Path) -
     traced = json.loads(ran.out)["run"]
     assert traced["modal_cache_ratio"].keys() >= {"text"}
     assert missing.code == 3
+
+
+def test_the_run_of_the_whole_is_read_after_the_last_sample(
+    monitor: Monitor, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    early = Recording()
+    request = early.arrive("p0-r1", 40)
+    early.step({request: 40}, admit={request: Admit([[1, 2, 3]])})
+    early.write(folder, is_finished=False)
+
+    def goes_on(handler: BaseHTTPRequestHandler) -> None:
+        shutil.rmtree(folder)
+        two_rounds().write(folder)  # 80 queried tokens, 32 of them hits
+        page(page_of({"0": {"queried": 80, "hit": 32}}))(handler)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with serving(page(page_of({"0": {"queried": 40, "hit": 0}})), goes_on) as server:
+        ran = monitor(server.url, *QUICK, "--run", folder, "--format", "json")
+
+    first, *_, whole = [json.loads(line) for line in ran.out.splitlines()]
+    assert whole["is_whole"]
+    assert (whole["run"]["queried_tokens"], whole["run"]["hit_tokens"]) == (80, 32)
+    assert (first["run"]["queried_tokens"], first["run"]["hit_tokens"]) == (40, 0)
+    assert first["run"]["time"] <= first["time"]
+    assert whole["run"]["time"] >= whole["time"]
+
+
+def test_a_run_that_went_away_is_shown_as_it_was(monitor: Monitor, tmp_path: Path) -> None:
+    folder = two_rounds().write(tmp_path / "run")
+
+    def takes_it_away(handler: BaseHTTPRequestHandler) -> None:
+        shutil.rmtree(folder)
+        page(page_of({"0": {"queried": 80, "hit": 32}}))(handler)
+
+    with serving(takes_it_away) as server:
+        ran = monitor(server.url, "--lifetime", "--run", folder, "--format", "json")
+
+    result = json.loads(ran.out)
+    assert result["run"]["queried_tokens"] == 80
+    assert result["run"]["time"] <= result["time"]
+    assert "; the run is shown as it was before the first sample\n" in ran.err
+    assert ran.code == 0
+
+
+def test_what_to_type_next_runs_as_it_stands(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = two_rounds().write(tmp_path / "a run")
+    nexts = {one for rule in default_rules(str(folder)) for one in rule.next_commands}
+    with serving(page(quiet(5))) as server:
+        lifetime = monitor(server.url, "--lifetime").err
+        once = monitor(server.url, "--once", *QUICK).err
+        assert lifetime == f"next: omnicache monitor {server.url} --once\n"
+        assert once == "next: omnicache monitor --emit alerts\n"
+        nexts |= {line.removeprefix("next: ").strip() for line in (lifetime, once)}
+        typed = sorted(one for one in nexts if one.startswith("omnicache "))
+        assert typed.pop() == f"omnicache simulate '{folder}' --bound"  # of its own tests
+        for line in typed:
+            monkeypatch.setattr(sys, "argv", shlex.split(line))
+            assert exit_code_of_run() == 0, line
+
+    assert [line.split()[1] for line in typed] == ["explain", "monitor", "monitor", "show"]
+    unnamed = [one for rule in default_rules(None) for one in rule.next_commands]
+    assert not any(one.startswith("omnicache ") for one in unnamed)
 
 
 # -- rules and exit codes -----------------------------------------------------------------------
@@ -499,6 +567,30 @@ def test_termination_ends_the_watch_with_the_whole_of_it(monitor: Monitor) -> No
     assert whole["is_whole"]
     assert whole["all_engines"]["window"]["queried_tokens"] in (100, 300)
     assert ran.code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["typer", "omnicache_cli.cli.monitor", "httpx"])
+def test_termination_while_the_command_is_loaded_is_an_interrupt(
+    moment: str, number: signal.Signals
+) -> None:
+    code = f"""
+import importlib.abc, os, sys
+
+class Terminates(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {moment!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), {int(number)})
+
+sys.meta_path.insert(0, Terminates())
+sys.argv = ["omnicache", "monitor", "127.0.0.1:1", "--once"]
+from omnicache_cli.cli.main import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "omnicache: interrupted\n")
 
 
 def test_a_reader_that_went_away_is_no_error() -> None:

@@ -404,3 +404,86 @@ def test_a_run_is_held_against_what_the_server_counted(tmp_path: Path) -> None:
     assert run.agreement(Value(None, "not exposed"), Value(None, "not exposed")) == (
         "the server does not say what it counted: not exposed"
     )
+
+
+# -- labels and values that cannot be -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", ["9" * 6000, "9" * 19, "-5", "", "1e3", "\u0663", "x", "1.5"])
+def test_a_label_that_is_no_count_is_not_known(label: str) -> None:
+    text = page_of({"0": {"usage": 0.5}}, capacity=1600)
+    for name, value in (("kv_cache_size_tokens", "1600"), ("num_gpu_blocks", "101")):
+        text = text.replace(f'{name}="{value}"', f'{name}="{label}"')
+    now = tick(fleet_of(), 0, text).all_engines.now
+
+    for measure, name in (
+        ("kv_pool_capacity_tokens", "kv_cache_size_tokens"),
+        ("kv_pool_tokens", "kv_cache_size_tokens"),
+        ("num_blocks", "num_gpu_blocks"),
+        ("blocks_in_use", "num_gpu_blocks"),
+    ):
+        assert now[measure].number is None
+        assert now[measure].missing == (f"not known: {name} of vllm:cache_config_info is no count")
+
+
+@pytest.mark.parametrize("value", ["1e308", "9" * 6000, "1e19"])
+def test_a_value_that_no_sum_could_hold_is_left_out(value: str) -> None:
+    text = page_of({"0": {"usage": 0.5, "queried": 7}}, capacity=1600, started=None)
+    text = text.replace("} 0.5", f"}} {value}").replace("} 7", f"}} {value}")
+    fleet = fleet_of()
+    tick(fleet, 0, f"process_start_time_seconds {value}\n{text}")
+    sample = tick(fleet, 1, f"process_start_time_seconds {value}\n{text}")
+
+    assert sample.all_engines.now["kv_cache_usage"].number is None
+    assert sample.all_engines.now["blocks_in_use"].number is None
+    assert sample.all_engines.lifetime["queried_tokens"].number is None
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-5"])
+def test_a_value_that_cannot_be_is_said_to_be_one_and_not_to_be_missing(value: str) -> None:
+    text = page_of({"0": {"queried": 50, "hit": 7, "usage": 0.5}})
+    text = text.replace("} 7", f"}} {value}").replace("} 0.5", "} 1.5")
+    fleet = fleet_of()
+    tick(fleet, 0, text)
+    sample = tick(fleet, 1, text)
+
+    seen = f"{float(value):g}"
+    what = f"vllm:prefix_cache_hits has the value {seen}, which it cannot have"
+    assert why(sample, "hit_tokens") == what
+    assert why(sample, "kv_cache_hit_rate") == what
+    assert why(sample, "lifetime_kv_cache_hit_rate") == what
+    assert why(sample, "kv_cache_usage") == (
+        "vllm:kv_cache_usage_perc has the value 1.5, which it cannot have"
+    )
+    assert f"http://s0: {what}; left out" in sample.notes
+    assert sample.all_engines.window["queried_tokens"].number == 0
+
+
+def test_a_sum_or_a_histogram_with_one_part_that_cannot_be_is_not_known() -> None:
+    text = page_of({"0": {"finished": 5}}, ttft={"0": {"0.1": 3, "+Inf": 4}})
+    text = text.replace('le="0.1",model_name="m"} 3', 'le="0.1",model_name="m"} NaN')
+    bad = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} -1\n'
+    for page in (text + bad, bad + text):
+        sample = tick(fleet_of(), 0, page)
+        assert why(sample, "lifetime_finished_requests") == (
+            "vllm:request_success has the value -1, which it cannot have"
+        )
+        assert why(sample, "lifetime_ttft_p50") == (
+            "vllm:time_to_first_token_seconds has the value nan, which it cannot have"
+        )
+
+
+def test_hits_that_exceed_queries_give_no_rate() -> None:
+    fleet = fleet_of(2)
+    tick(fleet, 0, *[page_of({"0": {"queried": 0, "hit": 0}})] * 2)
+    sane = page_of({"0": {"queried": 90_000, "hit": 9}})
+    sample = tick(fleet, 1, page_of({"0": {"queried": 1000, "hit": 5000}}), sane)
+
+    what = "hit_tokens exceed queried_tokens (5000 of 1000), which cannot be; the rate is not known"
+    assert why(sample, "kv_cache_hit_rate") == what
+    assert why(sample, "lifetime_kv_cache_hit_rate") == what
+    assert sample.all_engines.window["hit_tokens"].number == 5009
+    assert sample.servers[1].measures.window["kv_cache_hit_rate"].number == 9 / 90_000
+    assert what in " ".join(as_text(monitor_report(sample)).split())
+    once = tick(fleet_of(), 0, page_of({"0": {"queried": 1000, "hit": 5000}}))
+    assert f"lifetime_kv_cache_hit_rate: {what}" in " ".join(as_text(monitor_report(once)).split())

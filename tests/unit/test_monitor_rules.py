@@ -1,5 +1,6 @@
 """The grammar of rules, the rules there are, and rules of one's own."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -186,12 +187,13 @@ def test_a_finding_says_what_was_seen_why_it_matters_and_what_to_type() -> None:
         "queried_tokens is 12846"
     )
     assert finding.rule.next_commands == (
-        "omnicache trace -o run -- vllm serve ...",
-        "omnicache explain run",
-        "omnicache simulate run --bound",
+        "start the server under omnicache trace to record a run, and name that here with --run",
     )
     named = {one.name: one for one in default_rules("my run")}
-    assert named["hit-rate"].next_commands[0] == "omnicache explain 'my run'"
+    assert named["hit-rate"].next_commands == (
+        "omnicache explain 'my run'",
+        "omnicache simulate 'my run' --bound",
+    )
 
 
 def test_every_default_rule_has_a_reason_causes_and_a_next_command() -> None:
@@ -281,3 +283,34 @@ def test_omnicache_toml_of_the_folder_counts_unless_another_is_named(
         rules_of([], Path("absent.toml"), [])
     (asked,) = rules_of([], Path("omnicache.toml"), ["steps>5"])[1:]
     assert (asked.name, asked.must_be_judged) == ("steps>5", True)
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "/dev/full", "FIFO", "folder"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = Path(kind) if kind.startswith("/") else tmp_path / kind
+    if kind == "FIFO":
+        os.mkfifo(path)  # nobody writes into it
+    if kind == "folder":
+        path.mkdir()
+    with pytest.raises(BadInputError) as caught:
+        rules_of([], path, [])
+
+    assert str(caught.value) in (
+        f"{path} is no regular file; name one with rules",
+        f"cannot read {path}: Is a directory; name another file",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("x = " + "9" * 5000, "is no TOML: Exceeds the limit"),
+        ("x = " + "[" * 100_000, "is nested too deeply for rules; mend it"),
+        ("#" * ((1 << 20) + 1), "is over a megabyte; is it the right file?"),
+    ],
+)
+def test_a_file_that_no_reader_of_toml_takes_is_one_line(
+    tmp_path: Path, text: str, what: str
+) -> None:
+    with pytest.raises(BadInputError, match=what.replace("?", r"\?")):
+        read(tmp_path, text)
