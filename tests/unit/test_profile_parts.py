@@ -42,6 +42,32 @@ from omnicache_cli.report.text import as_text
         (["python"], TracedProcess("EngineCore_DP0", has_scheduler=True), "engine core"),
         (["python"], TracedProcess("SpawnProcess-1", has_runner=True), "worker"),
         (["python"], TracedProcess("MainProcess"), "other"),
+        (
+            ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "x"],
+            None,
+            "API server",
+        ),
+        (
+            ["/x/python3.11", "-X", "dev", "-um", "vllm.entrypoints.launchers.api_server.entry"],
+            TracedProcess("MainProcess"),
+            "API server",
+        ),
+        (["python3", "-m", "vllm_omni.entrypoints.openai.api_server"], None, "API server"),
+        (["python", "/x/vllm/entrypoints/openai/api_server.py"], None, "API server"),
+        (["/x/bin/python", "/x/bin/vllm", "serve", "x"], None, "API server"),
+        (["python", "-m", "vllm.entrypoints.cli.main", "serve", "x"], None, "API server"),
+        (
+            ["python", "-m", "vllm.entrypoints.openai.api_server"],
+            TracedProcess("MainProcess", has_scheduler=True),
+            "in-process engine",
+        ),
+        (["python", "/x/bin/vllm", "bench", "serve"], None, "other"),
+        (["python", "-m", "vllm.entrypoints.openai.run_batch"], None, "other"),
+        (["python", "-c", "vllm.entrypoints.openai.api_server"], None, "other"),
+        (["bash", "-c", "vllm serve x"], None, "other"),
+        (["python", "/x/bin/omnicache", "profile", "--", "vllm", "serve", "x"], None, "other"),
+        (["python", "-X"], None, "other"),
+        (["python"], None, "other"),
     ],
 )
 def test_the_role_of_a_process_is_its_name_or_what_it_records(
