@@ -191,6 +191,21 @@ def test_a_refusal_is_explained_by_what_the_system_says(
     assert permission.why_denied(os.getpid()).startswith(words)
 
 
+def test_another_tracer_of_any_thread_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = os.getpid()
+    for thread, tracer in ((pid, 0), (pid + 1, 4711)):
+        status = tmp_path / str(pid) / "task" / str(thread) / "status"
+        status.parent.mkdir(parents=True)
+        status.write_text(f"Name:\tpython\nTracerPid:\t{tracer}\n")
+    (tmp_path / "status").write_text("CapEff:\t0000000000080000\n")
+    monkeypatch.setattr(permission, "OWN_STATUS", tmp_path / "status")
+    assert "another user namespace" in permission.why_denied(pid)
+    monkeypatch.setattr(permission, "PROCESSES", tmp_path)
+    assert permission.why_denied(pid) == "process 4711 traces it already; end that one first"
+
+
 @pytest.mark.parametrize(("samples", "is_said"), [(99, True), (100, False)])
 def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path) -> None:
     process = SampledProcess(7, "host", "worker", "VLLM::Worker", samples, 0, 0, 10**9, {})
