@@ -33,8 +33,11 @@ def note(message: str) -> None:
         print(escaped(message), file=sys.stderr, flush=True)
 
 
-def check_output(path: Path | None, *, force: bool) -> None:
-    """Refuse a file name that `deliver` could not write. Call it before the slow work."""
+def check_output(path: Path | None, *, force: bool, option: str = "-o") -> None:
+    """Refuse a file name that `deliver` could not write. Call it before the slow work.
+
+    `option`: what named the file.
+    """
     if path is None:
         return
     mode = None
@@ -54,7 +57,9 @@ def check_output(path: Path | None, *, force: bool) -> None:
     elif stat.S_ISDIR(mode):
         raise RefusedOutputError(f"{path} is a folder; name a file in it")
     elif not stat.S_ISREG(mode):
-        raise RefusedOutputError(f"{path} is not a regular file; leave out -o and redirect stdout")
+        raise RefusedOutputError(
+            f"{path} is not a regular file; leave out {option} and redirect stdout"
+        )
     elif not force:
         raise RefusedOutputError(f"{path} exists; pass --force to replace it")
     else:

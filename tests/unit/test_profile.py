@@ -328,6 +328,8 @@ def test_without_py_spy_the_line_to_install_it_is_shown(tmp_path: Path) -> None:
         (["--rate", "100000"], "--rate 100000 is not from 1 to 1000"),
         (["--duration", "0"], "--duration 0 is not a time to sample"),
         (["--duration", "nan"], "--duration nan is not a time to sample"),
+        (["--duration", "1e11"], "give seconds above 0 and up to 1,000,000"),
+        (["--duration", "inf"], "give seconds above 0 and up to 1,000,000"),
         (["--gil", "--timeline"], "--timeline cannot be combined with --gil"),
         (["--role", "cook"], "no role 'cook'; roles: engine-core, worker"),
         (["--prompt", "x"], "--prompt cannot be combined with --pid"),
@@ -351,6 +353,29 @@ def test_a_folder_that_is_not_free_is_refused_before_sampling(
     ran = here("profile", "--pid", os.getppid(), "-o", tmp_path)
     assert ran.code == 3
     assert "holds 'mine.txt', which is not part of a run" in ran.last_words
+
+
+@pytest.mark.parametrize("arguments", [("--pid", "1"), (".", "--compare-cache")])
+def test_a_report_into_a_device_names_its_option(
+    arguments: tuple[str, ...],
+    here: Callable[..., Ran],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    prompt = ("--prompt", "x") if "--compare-cache" in arguments else ()
+    ran = here("profile", *arguments, *prompt, "--report", "/dev/full")
+    assert (ran.code, ran.last_words) == (
+        3,
+        "omnicache: /dev/full is not a regular file; leave out --report and redirect stdout",
+    )
+
+
+def test_the_help_names_the_least_number_of_pairs(here: Callable[..., Ran]) -> None:
+    assert "--compare-cache; at least 3." in " ".join(
+        re.sub("[│ ]+", " ", here("profile", "--help").out).split()
+    )
 
 
 @pytest.fixture
