@@ -113,6 +113,7 @@ def compare_cache(
     if output is not None:
         note(sentence(comparison))
     if run is not None and not quiet:
+        note("the trace has the run that warmed up each engine too, which is left out here")
         note(f"next: omnicache show {quote(str(run))} --phases")
 
 
