@@ -23,6 +23,8 @@ from omnicache_cli.profile.report import profile_report
 from omnicache_cli.profile.results import ProcessProfile, Profile
 from omnicache_cli.profile.roles import TracedProcess, role_of
 from omnicache_cli.report.text import as_text
+from omnicache_cli.trace.run import Run
+from tests.unit.run_builder import two_rounds
 
 
 @pytest.mark.parametrize(
@@ -206,15 +208,31 @@ def test_another_tracer_of_any_thread_is_named(
     assert permission.why_denied(pid) == "process 4711 traces it already; end that one first"
 
 
-@pytest.mark.parametrize(("samples", "is_said"), [(99, True), (100, False)])
-def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path) -> None:
+def profile_of(samples: int) -> Profile:
+    """A worker with one stack."""
     process = SampledProcess(7, "host", "worker", "VLLM::Worker", samples, 0, 0, 10**9, {})
     frames, stacks = [Frame("f", "/x/y.py", 1)], [((0,), samples)]
     recording = StackRecording("samples", frames, [ThreadStacks("MainThread", None, stacks)])
     manifest = ProfileManifest(1, "0.1.0", "0.4.3", 100, False, False, False, [process])
-    profile = Profile(manifest, [ProcessProfile(process, recording)], [])
-    text = as_text(profile_report(tmp_path, profile, None))
+    return Profile(manifest, [ProcessProfile(process, recording)], [])
+
+
+@pytest.mark.parametrize(("samples", "is_said"), [(99, True), (100, False)])
+def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path) -> None:
+    text = as_text(profile_report(tmp_path, profile_of(samples), None))
     assert ("fewer than 100 samples" in text) == is_said
+
+
+def test_phases_are_said_to_be_longer_for_the_sampling(tmp_path: Path) -> None:
+    run = Run(two_rounds().write(tmp_path / "run"))
+    words = (
+        "phases and steps were timed while py-spy sampled, which stops the process for each sample: "
+        "they are longer than without; for their own times run omnicache trace (docs/overhead.md)"
+    )
+    text = " ".join(as_text(profile_report(run.folder, profile_of(100), run)).split())
+    assert words in text
+    assert text.index("Phases of 5 steps") < text.index(words) < text.index("Files process")
+    assert words not in " ".join(as_text(profile_report(tmp_path, profile_of(100), None)).split())
 
 
 def test_threads_that_wait_are_left_out_by_where_they_wait(tmp_path: Path) -> None:
