@@ -226,8 +226,9 @@ def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path)
 def test_phases_are_said_to_be_longer_for_the_sampling(tmp_path: Path) -> None:
     run = Run(two_rounds().write(tmp_path / "run"))
     words = (
-        "phases and steps were timed while py-spy sampled, which stops the process for each sample: "
-        "they are longer than without; for their own times run omnicache trace (docs/overhead.md)"
+        "phases and steps were timed while py-spy sampled, which stops the process for each "
+        "sample: they are longer than without; for their own times run omnicache trace "
+        "(docs/overhead.md)"
     )
     text = " ".join(as_text(profile_report(run.folder, profile_of(100), run)).split())
     assert words in text
