@@ -409,6 +409,26 @@ def test_an_earlier_profile_is_replaced_with_force_only(
     assert {one.name for one in folder.iterdir()} == names
 
 
+def test_of_two_profiles_into_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    with running(BUSY, 60) as target, running(BUSY, 60) as other:
+        first = started(tmp_path, "profile", "--pid", target.pid, "-o", folder)
+        until_sampling(first, tmp_path)
+        second = omnicache("profile", "--pid", other.pid, "--duration", 0.5, "-o", folder)
+        assert (second.code, second.out, second.last_words) == (
+            3,
+            "",
+            f"omnicache: another omnicache is about to write into {folder}; name another folder",
+        )
+        assert list(folder.iterdir()) == []
+        first.send_signal(signal.SIGINT)
+        _, err = first.communicate(timeout=60)
+    assert first.returncode == 0, err
+    (sampled,) = profiled(folder).processes
+    assert sampled.pid == target.pid
+    assert {one.name for one in folder.iterdir()} == {*sampled.files.values(), "profile.json"}
+
+
 # -- a command, and ends -------------------------------------------------------------------------
 
 
