@@ -18,6 +18,7 @@ from omnicache_cli.errors import (
     OmnicacheError,
     UsageError,
 )
+from omnicache_cli.profile.compare import MIN_PAIRS
 from omnicache_cli.report.formats import format_for, render
 from omnicache_cli.report.layout import quoted
 from omnicache_cli.report.output import check_output, deliver, note
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 OF_A_RUN = (*OF_A_MODEL, "with_token_ids", "check_hashes", "all_ranks", "live", "startup")
 """Options that say nothing to a process that runs already."""
 
-MAX_SECONDS = 1e6
+MAX_SECONDS = 1_000_000
 
 
 def with_options_of(other: Callable[..., None]) -> Callable[[Callable[..., None]], Any]:
@@ -92,7 +93,11 @@ def profile(
         ),
     ] = False,
     pairs: Annotated[
-        int, typer.Option(metavar="N", help="Runs with and without, of --compare-cache.")
+        int,
+        typer.Option(
+            metavar="N",
+            help=f"Runs with and without, of --compare-cache; at least {MIN_PAIRS}.",
+        ),
     ] = DEFAULT_PAIRS,
     stage: Annotated[
         str | None,
@@ -125,9 +130,12 @@ def profile(
 
     sampling = Sampling(rate, native=native, idle=idle, gil=gil, timeline=timeline)
     if duration is not None and not 0 < duration <= MAX_SECONDS:
-        raise UsageError(f"--duration {duration:g} is not a time to sample; give seconds above 0")
+        raise UsageError(
+            f"--duration {duration:g} is not a time to sample; give seconds above 0 and up to "
+            f"{MAX_SECONDS:,}"
+        )
     roles = parse_roles(role or [])
-    check_output(report, force=given["force"])
+    check_output(report, force=given["force"], option="--report")
     format_for(given["format"], report)
     if pid is not None:
         _refuse_options_of_a_run(context)

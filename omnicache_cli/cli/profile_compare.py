@@ -88,7 +88,7 @@ def compare_cache(
 
     if pairs < MIN_PAIRS:
         raise UsageError(f"{pairs} pairs say nothing on a noisy machine; the least is {MIN_PAIRS}")
-    check_output(output, force=force)
+    check_output(output, force=force, option="--report")
     format_for(format, output)
     if run is not None:
         check_folder(run, force=force)
@@ -113,6 +113,7 @@ def compare_cache(
     if output is not None:
         note(sentence(comparison))
     if run is not None and not quiet:
+        note("the trace has the run that warmed up each engine too, which is left out here")
         note(f"next: omnicache show {quoted(str(run))} --phases")
 
 

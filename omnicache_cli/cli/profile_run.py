@@ -31,7 +31,7 @@ from omnicache_cli.profile.roles import Role
 from omnicache_cli.profile.sampling import Sampling
 from omnicache_cli.profile.watch import POLL_SECONDS, Sampled, Wanted, Watch, check_process
 from omnicache_cli.report.output import note
-from omnicache_cli.trace.folder import prepare_folder
+from omnicache_cli.trace.folder import claimed_folder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 2
@@ -111,27 +111,31 @@ def profile_process(plan: Plan, pid: int, folder: Path, *, force: bool) -> Profi
     """
     check_process(pid)
     is_made = not folder.exists()
-    new = prepare_folder(folder, force=force)
-    try:
-        with TemporaryDirectory(prefix="omnicache-") as scratch, Interrupts() as interrupts:
-            wanted = Wanted(plan.roles, from_start=True, top_if_none=not plan.roles_are_given)
-            with Watch(plan.program, pid, wanted, plan.sampling, Path(scratch)) as watch:
-                while not (interrupts.count or plan.is_over(watch)):
-                    watch.poll()
-                    if not watch.num_running:  # the processes ended, or there are none
-                        break
-                    _sleep(plan, watch)
-                watch.finish()
-                found = _found(watch)
-            profile = write_profile(folder, found, plan.sampling, plan.py_spy_version)
-    except BaseException:
-        new.give_back()
-        if is_made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
-    new.keep()
-    return profile
+    with claimed_folder(folder, force=force) as new:
+        try:
+            profile = _profile_into(plan, pid, folder)
+        except BaseException:
+            new.give_back()
+            if is_made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
+        new.keep()
+        return profile
+
+
+def _profile_into(plan: Plan, pid: int, folder: Path) -> Profile:
+    with TemporaryDirectory(prefix="omnicache-") as scratch, Interrupts() as interrupts:
+        wanted = Wanted(plan.roles, from_start=True, top_if_none=not plan.roles_are_given)
+        with Watch(plan.program, pid, wanted, plan.sampling, Path(scratch)) as watch:
+            while not (interrupts.count or plan.is_over(watch)):
+                watch.poll()
+                if not watch.num_running:  # the processes ended, or there are none
+                    break
+                _sleep(plan, watch)
+            watch.finish()
+            found = _found(watch)
+        return write_profile(folder, found, plan.sampling, plan.py_spy_version)
 
 
 @contextmanager

@@ -17,6 +17,12 @@ from omnicache_cli.trace.phases import INSIDE
 
 MIB = 1024 * 1024
 
+BY_PAIRS = "pairs' on / off"
+ABOUT_PAIRS = (
+    f"{BY_PAIRS}: the median of the ratios within the pairs of neighbouring runs, and their "
+    "spread; it is not the quotient of the two medians beside it"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -49,11 +55,12 @@ def compare_report(
 ) -> Report:
     """`facts`: what ran, for the head of the report."""
     rows: list[tuple[Cell, ...]] = [_row(comparison, one) for one in measures(comparison)]
-    columns = ("of one run of the workload", "caching on", "caching off", "on / off", "spread")
+    columns = ("of one run of the workload", "caching on", "caching off", BY_PAIRS, "spread")
     sections: list[Section] = [
         Facts("", {**facts, "pairs": comparison.num_pairs, "hits": _hits_text(comparison)}),
         Lines("Verdict", [sentence(comparison), *_remarks(comparison)]),
         Table(f"Medians of {comparison.num_pairs} runs each, run in turns", columns, rows),
+        Lines("", [ABOUT_PAIRS]),
         _memory_table(comparison),
     ]
     return Report(

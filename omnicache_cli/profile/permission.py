@@ -1,14 +1,18 @@
 """Why one process may not read another, and the setting that allows it."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from omnicache_cli.advice import PTRACE_IN_A_CONTAINER
 
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+PROCESSES = Path("/proc")
 OWN_STATUS = Path("/proc/self/status")
 CAP_SYS_PTRACE = 19
+LOOK_SECONDS = 0.2
+"""For another tracer."""
 
 
 def why_denied(pid: int) -> str:
@@ -19,7 +23,10 @@ def why_denied(pid: int) -> str:
             f"it belongs to user {_name_of(owner)}, and this is {_name_of(os.geteuid())}; run "
             'omnicache as that user, or as root: sudo env "PATH=$PATH" omnicache profile ...'
         )
-    status = _status()
+    tracer = _tracer_of(pid)
+    if tracer is not None:
+        return f"process {tracer} traces it already; end that one first"
+    status = _status_of(OWN_STATUS)
     if _has_capability(status):
         return (
             "the kernel refuses it in spite of CAP_SYS_PTRACE: the process is in another user "
@@ -54,9 +61,22 @@ def _name_of(uid: int) -> str:
         return str(uid)
 
 
-def _status() -> dict[str, str]:
+def _tracer_of(pid: int) -> int | None:
+    """The process that traces a thread of this one, by ptrace: only one may. A py-spy does so for
+    moments, hence the second look and all further ones."""
+    until = time.monotonic() + LOOK_SECONDS
+    while True:
+        for status in sorted((PROCESSES / str(pid) / "task").glob("*/status")):
+            tracer = _status_of(status).get("TracerPid", "0")
+            if tracer != "0":
+                return int(tracer)
+        if time.monotonic() > until:
+            return None
+
+
+def _status_of(path: Path) -> dict[str, str]:
     try:
-        text = OWN_STATUS.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
     pairs: list[Any] = [line.partition(":") for line in text.splitlines()]

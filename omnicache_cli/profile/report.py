@@ -23,6 +23,10 @@ FEW_SAMPLES = (
     f"fewer than {FEW} samples: the shares say little; sample for longer, or give the engine more "
     "to do, with --rounds or --max-tokens"
 )
+WHILE_SAMPLED = (
+    "phases and steps were timed while py-spy sampled, which stops the process for each sample: "
+    "they are longer than without; for their own times run omnicache trace (docs/overhead.md)"
+)
 
 
 def profile_report(folder: Path, profile: Profile, run: Run | None) -> Report:
@@ -37,6 +41,7 @@ def profile_report(folder: Path, profile: Profile, run: Run | None) -> Report:
     phases = None if again is None else measure(again)
     if again is not None and phases is not None:
         sections += phase_sections(again, phases)
+        sections.append(Lines("", [WHILE_SAMPLED]))
     sections.append(_files(folder, profile))
     if profile.failures:
         sections.append(Lines("Not sampled", profile.failures))

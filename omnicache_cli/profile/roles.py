@@ -2,10 +2,11 @@
 
 vLLM names its child processes (VLLM::EngineCore, VLLM::Worker_TP0), where setproctitle is
 installed. What it does not name, the run's own files do: a process that declares a scheduler or a
-model runner there is one.
+model runner there is one. A single API server is known by its command.
 """
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,19 @@ _OF_TITLES: tuple[tuple[str, Role], ...] = (
     ("DPCoordinator", "coordinator"),
 )
 """Beginnings of the names that vLLM and vLLM-Omni give to processes."""
+
+_PROGRAMS = frozenset(
+    ("vllm", "vllm-omni", "vllm.entrypoints.cli.main", "vllm_omni.entrypoints.cli.main")
+)
+"""Whose word `serve` starts a server."""
+
+_SERVER = re.compile(r"(.*[./])?vllm(_omni)?[./]entrypoints[./](.*[./])?\w*server\b.*")
+"""A server as a module or a file: vllm.entrypoints.openai.api_server."""
+
+_RUNS = re.compile(r"-[bBdEhiIOPqsSuvVx]*(?P<kind>[mc])(?P<what>.*)")
+"""Python's options -m and -c, perhaps behind others that take no value."""
+
+_OPTIONS_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 TITLE_MARK = "::"
 """Stands between vLLM's prefix, which can be set, and the name."""
@@ -105,7 +119,7 @@ def parse_roles(names: Sequence[str]) -> frozenset[Role]:
 
 
 def role_of(command_line: Sequence[str], traced: TracedProcess | None) -> Role:
-    """By the name that vLLM gave the process, else by what it records."""
+    """By the name that vLLM gave the process, else by what it records, else by its command."""
     title = title_of(command_line)
     names: Iterable[str] = [title] if title else []
     names = [*names, traced.name] if traced is not None else names
@@ -117,7 +131,34 @@ def role_of(command_line: Sequence[str], traced: TracedProcess | None) -> Role:
         return "in-process engine"
     if traced is not None and traced.has_runner:
         return "worker"
-    return "other"
+    return "API server" if _is_api_server(command_line) else "other"
+
+
+def _is_api_server(command_line: Sequence[str]) -> bool:
+    """The program is vLLM's server, which gives itself no name: `vllm serve`, or a module or file
+    of its entry points. Not what a shell or a wrapper is going to start."""
+    program, *words = _program_of(command_line)
+    if program in _PROGRAMS or os.path.basename(program) in _PROGRAMS:
+        return words[:1] == ["serve"]
+    return _SERVER.fullmatch(program) is not None
+
+
+def _program_of(command_line: Sequence[str]) -> list[str]:
+    """The program and its arguments; of a Python the module or the script that it runs."""
+    words = list(command_line)
+    if words and os.path.basename(words[0]).startswith("python"):
+        del words[0]
+        while words and words[0].startswith("-"):
+            option = words.pop(0)
+            runs = _RUNS.fullmatch(option)
+            if runs is not None and runs["kind"] == "c":
+                return [""]
+            if runs is not None:
+                words[:0] = [runs["what"]] if runs["what"] else []
+                break
+            if option in _OPTIONS_WITH_VALUE:
+                del words[:1]
+    return words or [""]
 
 
 def title_of(command_line: Sequence[str]) -> str | None:

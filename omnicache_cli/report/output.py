@@ -40,9 +40,12 @@ def note(message: str) -> None:
         print(escaped(message), file=sys.stderr, flush=True)
 
 
-def check_output(path: Path | None, *, force: bool) -> None:
+def check_output(path: Path | None, *, force: bool, option: str = "-o") -> None:
     """Refuse a file name that `deliver` could not write, or that belongs to a recorded run. Call it
-    before the slow work."""
+    before the slow work.
+
+    `option`: what named the file.
+    """
     if path is None:
         return
     _check_no_run_file(path)
@@ -63,7 +66,9 @@ def check_output(path: Path | None, *, force: bool) -> None:
     elif stat.S_ISDIR(mode):
         raise RefusedOutputError(f"{path} is a folder; name a file in it")
     elif not stat.S_ISREG(mode):
-        raise RefusedOutputError(f"{path} is not a regular file; leave out -o and redirect stdout")
+        raise RefusedOutputError(
+            f"{path} is not a regular file; leave out {option} and redirect stdout"
+        )
     elif not force:
         raise RefusedOutputError(f"{path} exists; pass --force to replace it")
     else:

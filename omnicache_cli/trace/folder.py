@@ -1,8 +1,11 @@
 """A run folder from the writing side: made, refused, replaced, and its manifest written."""
 
 import contextlib
+import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,48 @@ def prepare_folder(folder: Path, *, force: bool) -> NewFolder:
             f"cannot make {folder}: {error.strerror or error}; name another folder"
         ) from error
     return _replacing(folder) if entries else NewFolder(folder)
+
+
+@contextmanager
+def claimed_folder(folder: Path, *, force: bool) -> Iterator[NewFolder]:
+    """`prepare_folder`, for one process at a time: a lock on the folder until the block ends.
+
+    For what writes its files only at the end, so that till then the folder looks free. The kernel
+    takes the lock from a process that dies. RefusedOutputError: another process has it, too.
+    """
+    check_folder(folder, force=force)
+    with contextlib.ExitStack() as locks:
+        is_new = not folder.exists()
+        if not is_new:
+            locks.enter_context(_locked(folder))
+        new = prepare_folder(folder, force=force)
+        if is_new or new.replaced is not None:
+            locks.enter_context(_locked(folder))
+        yield new
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    import fcntl  # not there on every system that reads traces
+
+    refusal = RefusedOutputError(
+        f"another omnicache is about to write into {folder}; name another folder"
+    )
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:  # it has been there a moment ago
+        raise refusal from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:  # else the file system has no locks
+                raise refusal from error
+        if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
+            raise refusal  # the other one has replaced it, or failed and removed it
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_folder(folder: Path, *, force: bool) -> None:

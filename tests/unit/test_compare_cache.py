@@ -1,18 +1,22 @@
 """The prefix cache on and off: neighbours are compared, and the spread decides what may be said."""
 
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from omnicache_cli.cli.main import exit_code_of_run
+from omnicache_cli.cli.profile_compare import compare_cache
 from omnicache_cli.errors import BadTraceError
 from omnicache_cli.profile.compare import Comparison, Repetition, RunTimes, Side, compare
 from omnicache_cli.profile.compare_report import compare_data, compare_report, sentence
 from omnicache_cli.report.text import as_text
 from omnicache_cli.trace.records import SchedulerStep
 from omnicache_cli.trace.run import Run
+from omnicache_cli.trace.workload import Prompt, Workload
 from tests.unit.run_builder import Admit, Recording
 from tests.unit.test_phases import timed
 
@@ -161,8 +165,19 @@ def test_the_report_says_it_in_words_and_numbers(run: Run) -> None:
         "pairs  3",
         "hits   40.0 % of the queried tokens with caching on",
     ]
-    assert "run, ms                             55          100      0.55  0.5 .. 0.6" in lines
-    assert "first token, median, ms            5.2          5.7     0.912  0.912 .. 0.912" in lines
+    assert (
+        "run, ms                             55          100             0.55  0.5 .. 0.6" in lines
+    )
+    assert (
+        "first token, median, ms            5.2          5.7            0.912  0.912 .. 0.912"
+        in lines
+    )
+    assert "of one run of the workload  caching on  caching off  pairs' on / off  spread" in lines
+    end = lines.index("Memory and copies") - 1
+    assert " ".join(lines[end - 2 : end]).strip() == (
+        "pairs' on / off: the median of the ratios within the pairs of neighbouring runs, and "
+        "their spread; it is not the quotient of the two medians beside it"
+    )
     memory = lines[lines.index("Memory and copies") :]
     assert memory[2:] == [
         "blocks of the pool in use, at most          43           43",
@@ -229,3 +244,24 @@ def test_options_that_make_no_sense_are_refused(
     monkeypatch.setattr(sys, "argv", ["omnicache", "profile", "--compare-cache", *arguments])
     assert exit_code_of_run() == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_is_next_says_that_it_has_the_first_runs_too(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ran(options: Any, workload: Any, folder: Path, **given: Any) -> Any:
+        shutil.copytree(run.folder, folder, dirs_exist_ok=True)
+        return SimpleNamespace(repetitions=REPETITIONS, notes=[])
+
+    monkeypatch.setitem(
+        sys.modules, "omnicache_cli.engine.comparison", SimpleNamespace(run_in_turns=ran)
+    )
+    options = SimpleNamespace(vllm_version=lambda: "0.30.0")
+    monkeypatch.setitem(sys.modules, "omnicache_cli.engine.options", options)
+    monkeypatch.chdir(tmp_path)
+    workload = Workload((Prompt("a", None), Prompt("b", None)))
+    compare_cache(SimpleNamespace(model="tiny"), workload, pairs=3, run=Path("kept"))  # type: ignore[arg-type]
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "the trace has the run that warmed up each engine too, which is left out here",
+        "next: omnicache show kept --phases",
+    ]

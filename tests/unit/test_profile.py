@@ -328,6 +328,8 @@ def test_without_py_spy_the_line_to_install_it_is_shown(tmp_path: Path) -> None:
         (["--rate", "100000"], "--rate 100000 is not from 1 to 1000"),
         (["--duration", "0"], "--duration 0 is not a time to sample"),
         (["--duration", "nan"], "--duration nan is not a time to sample"),
+        (["--duration", "1e11"], "give seconds above 0 and up to 1,000,000"),
+        (["--duration", "inf"], "give seconds above 0 and up to 1,000,000"),
         (["--gil", "--timeline"], "--timeline cannot be combined with --gil"),
         (["--role", "cook"], "no role 'cook'; roles: engine-core, worker"),
         (["--prompt", "x"], "--prompt cannot be combined with --pid"),
@@ -351,6 +353,29 @@ def test_a_folder_that_is_not_free_is_refused_before_sampling(
     ran = here("profile", "--pid", os.getppid(), "-o", tmp_path)
     assert ran.code == 3
     assert "holds 'mine.txt', which is not part of a run" in ran.last_words
+
+
+@pytest.mark.parametrize("arguments", [("--pid", "1"), (".", "--compare-cache")])
+def test_a_report_into_a_device_names_its_option(
+    arguments: tuple[str, ...],
+    here: Callable[..., Ran],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    prompt = ("--prompt", "x") if "--compare-cache" in arguments else ()
+    ran = here("profile", *arguments, *prompt, "--report", "/dev/full")
+    assert (ran.code, ran.last_words) == (
+        3,
+        "omnicache: /dev/full is not a regular file; leave out --report and redirect stdout",
+    )
+
+
+def test_the_help_names_the_least_number_of_pairs(here: Callable[..., Ran]) -> None:
+    assert "--compare-cache; at least 3." in " ".join(
+        re.sub("[│ ]+", " ", here("profile", "--help").out).split()
+    )
 
 
 @pytest.fixture
@@ -382,6 +407,26 @@ def test_an_earlier_profile_is_replaced_with_force_only(
     (sampled,) = profiled(folder).processes
     names = {*sampled.files.values(), "profile.json"}
     assert {one.name for one in folder.iterdir()} == names
+
+
+def test_of_two_profiles_into_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    with running(BUSY, 60) as target, running(BUSY, 60) as other:
+        first = started(tmp_path, "profile", "--pid", target.pid, "-o", folder)
+        until_sampling(first, tmp_path)
+        second = omnicache("profile", "--pid", other.pid, "--duration", 0.5, "-o", folder)
+        assert (second.code, second.out, second.last_words) == (
+            3,
+            "",
+            f"omnicache: another omnicache is about to write into {folder}; name another folder",
+        )
+        assert list(folder.iterdir()) == []
+        first.send_signal(signal.SIGINT)
+        _, err = first.communicate(timeout=60)
+    assert first.returncode == 0, err
+    (sampled,) = profiled(folder).processes
+    assert sampled.pid == target.pid
+    assert {one.name for one in folder.iterdir()} == {*sampled.files.values(), "profile.json"}
 
 
 # -- a command, and ends -------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from omnicache_cli.profile.report import profile_report
 from omnicache_cli.profile.results import ProcessProfile, Profile
 from omnicache_cli.profile.roles import TracedProcess, role_of
 from omnicache_cli.report.text import as_text
+from omnicache_cli.trace.run import Run
+from tests.unit.run_builder import two_rounds
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,32 @@ from omnicache_cli.report.text import as_text
         (["python"], TracedProcess("EngineCore_DP0", has_scheduler=True), "engine core"),
         (["python"], TracedProcess("SpawnProcess-1", has_runner=True), "worker"),
         (["python"], TracedProcess("MainProcess"), "other"),
+        (
+            ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "x"],
+            None,
+            "API server",
+        ),
+        (
+            ["/x/python3.11", "-X", "dev", "-um", "vllm.entrypoints.launchers.api_server.entry"],
+            TracedProcess("MainProcess"),
+            "API server",
+        ),
+        (["python3", "-m", "vllm_omni.entrypoints.openai.api_server"], None, "API server"),
+        (["python", "/x/vllm/entrypoints/openai/api_server.py"], None, "API server"),
+        (["/x/bin/python", "/x/bin/vllm", "serve", "x"], None, "API server"),
+        (["python", "-m", "vllm.entrypoints.cli.main", "serve", "x"], None, "API server"),
+        (
+            ["python", "-m", "vllm.entrypoints.openai.api_server"],
+            TracedProcess("MainProcess", has_scheduler=True),
+            "in-process engine",
+        ),
+        (["python", "/x/bin/vllm", "bench", "serve"], None, "other"),
+        (["python", "-m", "vllm.entrypoints.openai.run_batch"], None, "other"),
+        (["python", "-c", "vllm.entrypoints.openai.api_server"], None, "other"),
+        (["bash", "-c", "vllm serve x"], None, "other"),
+        (["python", "/x/bin/omnicache", "profile", "--", "vllm", "serve", "x"], None, "other"),
+        (["python", "-X"], None, "other"),
+        (["python"], None, "other"),
     ],
 )
 def test_the_role_of_a_process_is_its_name_or_what_it_records(
@@ -165,15 +193,47 @@ def test_a_refusal_is_explained_by_what_the_system_says(
     assert permission.why_denied(os.getpid()).startswith(words)
 
 
-@pytest.mark.parametrize(("samples", "is_said"), [(99, True), (100, False)])
-def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path) -> None:
+def test_another_tracer_of_any_thread_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = os.getpid()
+    for thread, tracer in ((pid, 0), (pid + 1, 4711)):
+        status = tmp_path / str(pid) / "task" / str(thread) / "status"
+        status.parent.mkdir(parents=True)
+        status.write_text(f"Name:\tpython\nTracerPid:\t{tracer}\n")
+    (tmp_path / "status").write_text("CapEff:\t0000000000080000\n")
+    monkeypatch.setattr(permission, "OWN_STATUS", tmp_path / "status")
+    assert "another user namespace" in permission.why_denied(pid)
+    monkeypatch.setattr(permission, "PROCESSES", tmp_path)
+    assert permission.why_denied(pid) == "process 4711 traces it already; end that one first"
+
+
+def profile_of(samples: int) -> Profile:
+    """A worker with one stack."""
     process = SampledProcess(7, "host", "worker", "VLLM::Worker", samples, 0, 0, 10**9, {})
     frames, stacks = [Frame("f", "/x/y.py", 1)], [((0,), samples)]
     recording = StackRecording("samples", frames, [ThreadStacks("MainThread", None, stacks)])
     manifest = ProfileManifest(1, "0.1.0", "0.4.3", 100, False, False, False, [process])
-    profile = Profile(manifest, [ProcessProfile(process, recording)], [])
-    text = as_text(profile_report(tmp_path, profile, None))
+    return Profile(manifest, [ProcessProfile(process, recording)], [])
+
+
+@pytest.mark.parametrize(("samples", "is_said"), [(99, True), (100, False)])
+def test_few_samples_are_called_few(samples: int, is_said: bool, tmp_path: Path) -> None:
+    text = as_text(profile_report(tmp_path, profile_of(samples), None))
     assert ("fewer than 100 samples" in text) == is_said
+
+
+def test_phases_are_said_to_be_longer_for_the_sampling(tmp_path: Path) -> None:
+    run = Run(two_rounds().write(tmp_path / "run"))
+    words = (
+        "phases and steps were timed while py-spy sampled, which stops the process for each "
+        "sample: they are longer than without; for their own times run omnicache trace "
+        "(docs/overhead.md)"
+    )
+    text = " ".join(as_text(profile_report(run.folder, profile_of(100), run)).split())
+    assert words in text
+    assert text.index("Phases of 5 steps") < text.index(words) < text.index("Files process")
+    assert words not in " ".join(as_text(profile_report(tmp_path, profile_of(100), None)).split())
 
 
 def test_threads_that_wait_are_left_out_by_where_they_wait(tmp_path: Path) -> None:

@@ -7,7 +7,12 @@ import pytest
 
 from omnicache_cli.errors import BadTraceError, RefusedOutputError
 from omnicache_cli.trace.digest import BOARD_MAGIC, BOARD_PREFIX
-from omnicache_cli.trace.folder import finish_manifest, prepare_folder, write_manifest
+from omnicache_cli.trace.folder import (
+    claimed_folder,
+    finish_manifest,
+    prepare_folder,
+    write_manifest,
+)
 from omnicache_cli.trace.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tests.unit.run_builder import two_rounds
 
@@ -43,6 +48,29 @@ def test_a_run_that_recorded_nothing_may_be_tried_again_without_force(tmp_path: 
     write_manifest(tmp_path, MANIFEST)
     prepare_folder(tmp_path, force=False).keep()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_looks_free_is_for_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    refused = r"another omnicache is about to write into .*/p; name another folder$"
+    with claimed_folder(folder, force=False):
+        for force in (False, True):
+            with (
+                pytest.raises(RefusedOutputError, match=refused),
+                claimed_folder(folder, force=force),
+            ):
+                pass
+        assert list(tmp_path.iterdir()) == [folder]
+    earlier_run(folder)
+    with claimed_folder(folder, force=True) as new:
+        assert list(folder.iterdir()) == []
+        with pytest.raises(RefusedOutputError, match=refused), claimed_folder(folder, force=True):
+            pass
+        new.give_back()
+    assert len(list(folder.iterdir())) == 2
+    with claimed_folder(folder, force=True) as new:
+        new.keep()
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def earlier_run(folder: Path) -> Path:
