@@ -17,11 +17,16 @@ MAX_PEAKS = 4096
 
 @dataclass(frozen=True, slots=True)
 class EngineTotals:
-    """`counters` and `histograms` have risen by so much since the engine was first seen."""
+    """`counters` and `histograms` have risen by so much since the engine was first seen.
+
+    They keep what this page left out; `known_...` are the last values that a page had of each.
+    """
 
     counters: Mapping[str, float]
     histograms: Mapping[str, Buckets]
     page: Engine  # as the page has it: since the engine started
+    known_counters: Mapping[str, float]
+    known_histograms: Mapping[str, Buckets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +87,11 @@ class Ledger:
                     dict.fromkeys(engine.counters, 0.0),
                     {name: _zeros(one) for name, one in engine.histograms.items()},
                     engine,
+                    engine.counters,
+                    engine.histograms,
                 )
             else:
-                is_reset = restarted or _has_fallen(last.page, engine)
+                is_reset = restarted or _has_fallen(last, engine)
                 if is_reset:
                     self.note(
                         f"{self.name}: engine {key.short} has restarted: its counters began again "
@@ -123,13 +130,13 @@ class Ledger:
         return is_other
 
 
-def _has_fallen(last: Engine, engine: Engine) -> bool:
+def _has_fallen(last: EngineTotals, engine: Engine) -> bool:
     return any(
-        value < last.counters.get(key, 0.0) for key, value in engine.counters.items()
+        value < last.known_counters.get(key, 0.0) for key, value in engine.counters.items()
     ) or any(
-        one.total < last.histograms[key].total
+        one.total < last.known_histograms[key].total
         for key, one in engine.histograms.items()
-        if key in last.histograms
+        if key in last.known_histograms
     )
 
 
@@ -142,12 +149,12 @@ def _advanced(last: EngineTotals, engine: Engine, *, is_reset: bool) -> EngineTo
         return total + (value if is_reset else max(0.0, value - before))
 
     counters = {
-        key: risen(value, last.page.counters.get(key), last.counters.get(key, 0.0))
+        key: risen(value, last.known_counters.get(key), last.counters.get(key, 0.0))
         for key, value in engine.counters.items()
     }
     histograms = {}
     for key, one in engine.histograms.items():
-        before = last.page.histograms.get(key, Buckets()).counts
+        before = last.known_histograms.get(key, Buckets()).counts
         totals = last.histograms.get(key, Buckets()).counts
         histograms[key] = Buckets(
             {
@@ -155,7 +162,16 @@ def _advanced(last: EngineTotals, engine: Engine, *, is_reset: bool) -> EngineTo
                 for end, count in one.counts.items()
             }
         )
-    return EngineTotals(counters, histograms, engine)
+    # After a restart nobody knows the value of what is left out.
+    kept_counters = {} if is_reset else last.known_counters
+    kept_histograms = {} if is_reset else last.known_histograms
+    return EngineTotals(
+        {**last.counters, **counters},
+        {**last.histograms, **histograms},
+        engine,
+        {**kept_counters, **engine.counters},
+        {**kept_histograms, **engine.histograms},
+    )
 
 
 def _zeros(buckets: Buckets) -> Buckets:
@@ -164,7 +180,7 @@ def _zeros(buckets: Buckets) -> Buckets:
 
 def histogram_between(old: EngineTotals | None, new: EngineTotals, key: str) -> Buckets | None:
     """The observations between two readings; None: the page has no such histogram."""
-    after = new.histograms.get(key)
+    after = new.histograms.get(key) if key in new.page.histograms else None
     if after is None or INFINITY not in after.counts:
         return None
     before = old.histograms.get(key, Buckets()).counts if old is not None else {}

@@ -111,7 +111,7 @@ def _risen(spans: Sequence[EngineSpan], key: str) -> Value:
             return unknown(BALANCED)
         if one.seconds <= 0:
             return unknown(ONE_SAMPLE)
-        if key not in one.new.counters:
+        if key not in one.new.page.counters:
             return unknown(_without(one, key, spans))
         before = one.old.counters.get(key, 0.0) if one.old is not None else 0.0
         parts.append(Value(one.new.counters[key] - before))

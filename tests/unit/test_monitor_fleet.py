@@ -487,3 +487,16 @@ def test_hits_that_exceed_queries_give_no_rate() -> None:
     assert what in " ".join(as_text(monitor_report(sample)).split())
     once = tick(fleet_of(), 0, page_of({"0": {"queried": 1000, "hit": 5000}}))
     assert f"lifetime_kv_cache_hit_rate: {what}" in " ".join(as_text(monitor_report(once)).split())
+
+
+def test_a_page_with_a_value_that_cannot_be_loses_nothing_of_the_next() -> None:
+    fleet = fleet_of()
+    for at, count in enumerate((0, 100, float("nan"), 200)):
+        text = page_of({"0": {"queried": count, "hit": 0}}, ttft={"0": {"1": count, "+Inf": count}})
+        sample = tick(fleet, at, text)
+
+    assert window(sample, "queried_tokens") == 200
+    assert sample.all_engines.window["ttft_p50"].basis == "200 observations"
+    whole = fleet.whole()
+    assert whole is not None
+    assert window(whole, "queried_tokens") == 200
