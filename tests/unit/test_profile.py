@@ -502,6 +502,35 @@ def test_a_signal_ends_everything_and_keeps_what_was_seen(
     assert not list(tmp_path.glob("omnicache-*"))
 
 
+def test_a_signal_is_for_the_command_and_not_for_what_it_started(tmp_path: Path) -> None:
+    process = started(
+        *(tmp_path, "profile", "-o", tmp_path / "run", "--", "bash", "-c", "sleep 60; true")
+    )
+
+    def names() -> dict[str, Any]:
+        return {one.name(): one for one in children_of(process.pid)}
+
+    def listens() -> bool:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    deadline = time.monotonic() + 60
+    while "sleep" not in (found := names()) or not listens():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    try:
+        code = process.wait(60)  # its stderr is that of the sleep too, and stays open
+    finally:
+        runs_on = found["sleep"].is_running()
+        found["sleep"].kill()
+        _, err = process.communicate()
+    assert code == 128 + signal.SIGTERM, err
+    assert left_of([found["bash"]]) == []
+    assert runs_on
+
+
 def test_a_killed_omnicache_leaves_nothing_running(tmp_path: Path) -> None:
     command = ("--", sys.executable, "-c", ENGINE, 0, 60, 0)
     process = started(tmp_path, "profile", "-o", tmp_path / "run", *command)
