@@ -8,13 +8,18 @@ from types import FrameType
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """While the block runs, SIGTERM and SIGHUP raise KeyboardInterrupt in it."""
+    """While the block runs, SIGTERM and SIGHUP raise KeyboardInterrupt in it.
+
+    One that is ignored stays so: under nohup a command outlives its terminal.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

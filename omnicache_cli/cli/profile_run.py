@@ -87,7 +87,11 @@ class Interrupts:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._before = {
+            number: signal.signal(number, self._handle)
+            for number in SIGNALS
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN  # nohup
+        }
         return self
 
     def __exit__(self, *exc_info: object) -> None:

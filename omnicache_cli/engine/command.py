@@ -77,6 +77,7 @@ def _forwarding(process: "subprocess.Popen[bytes]") -> Iterator[None]:
                 process.send_signal(number)
 
     numbers = [getattr(signal, name) for name in FORWARDED if hasattr(signal, name)]
+    numbers = [one for one in numbers if signal.getsignal(one) is not signal.SIG_IGN]  # nohup
     before = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield
