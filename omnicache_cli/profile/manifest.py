@@ -5,15 +5,13 @@ Instants are of the wall clock, as `Header.started_unix_ns` of a trace is, so th
 of one machine stand on one axis.
 """
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from omnicache_cli.errors import BadTraceError, RefusedOutputError
-from omnicache_cli.trace.folder import PROFILE_NAME
+from omnicache_cli.errors import BadTraceError
+from omnicache_cli.trace.folder import PROFILE_NAME, write_whole
 
 PROFILE_SCHEMA_VERSION = 1
 
@@ -52,20 +50,7 @@ class ProfileManifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def write_profile_manifest(folder: Path, manifest: ProfileManifest) -> None:
     """Replace profile.json as a whole. RefusedOutputError: it cannot be written."""
-    temporary = folder / f".{PROFILE_NAME}.{os.getpid()}"
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-        temporary.replace(folder / PROFILE_NAME)
-    except OSError as error:
-        raise RefusedOutputError(
-            f"cannot write into {folder}: {error.strerror or error}; free some space or name "
-            "another folder"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    write_whole(folder, PROFILE_NAME, manifest)
 
 
 def read_profile_manifest(folder: Path) -> ProfileManifest | None:

@@ -149,12 +149,17 @@ def _replacing(folder: Path) -> NewFolder:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace run.json as a whole. RefusedOutputError: it cannot be written."""
-    temporary = folder / f".{MANIFEST_NAME}.{os.getpid()}"
+    write_whole(folder, MANIFEST_NAME, manifest)
+
+
+def write_whole(folder: Path, name: str, told: msgspec.Struct) -> None:
+    """Replace a file of a run as a whole, by JSON. RefusedOutputError: it cannot be written."""
+    temporary = folder / f".{name}.{os.getpid()}"
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as stream:
-            stream.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-        temporary.replace(folder / MANIFEST_NAME)
+            stream.write(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+        temporary.replace(folder / name)
     except OSError as error:
         raise RefusedOutputError(
             f"cannot write into {folder}: {error.strerror or error}; free some space or name "
